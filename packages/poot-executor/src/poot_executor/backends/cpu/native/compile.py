@@ -1,0 +1,86 @@
+"""Compiling the C source for this very processor, once: the result is kept in a private directory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+COMPILERS = ("cc", "gcc", "clang")
+FLAGS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-fPIC", "-shared", "-pthread")
+_SECONDS = 60
+
+
+class CompileError(Exception):
+    """Why there is no library; the message is for people."""
+
+
+def compiled(source: Path) -> Path:
+    """The shared library of a C file.
+
+    It is named by what it depends on (source, flags, compiler, processor) and is compiled when it is not there yet.
+    Raises CompileError.
+    """
+    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None:
+        raise CompileError(f"no C compiler on the path ({', '.join(COMPILERS)})")
+    key = hashlib.sha256()
+    for part in (source.read_bytes(), repr(FLAGS).encode(), _version(compiler), _processor()):
+        key.update(part)
+        key.update(b"\0")
+    directory = _private_directory()
+    target = directory / f"{source.stem}-{key.hexdigest()[:32]}.so"
+    if not target.exists():
+        _compile(compiler, source, target)
+    return target
+
+
+def _compile(compiler: str, source: Path, target: Path) -> None:
+    with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".so", delete=False) as made:
+        unfinished = Path(made.name)
+    try:
+        command = [compiler, *FLAGS, "-o", str(unfinished), str(source)]
+        run = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
+        if run.returncode:
+            raise CompileError(f"{compiler} failed: {run.stderr.decode(errors='replace').strip()[:500]}")
+        unfinished.replace(target)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CompileError(f"{compiler} did not run: {error}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _version(compiler: str) -> bytes:
+    try:
+        return subprocess.run([compiler, "--version"], capture_output=True, timeout=_SECONDS, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CompileError(f"{compiler} did not run: {error}") from error
+
+
+def _processor() -> bytes:
+    """What -march=native depends on, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return "\n".join([platform.machine(), *(line for line in lines if line.startswith(wanted))][:8]).encode()
+
+
+def _private_directory() -> Path:
+    """~/.cache/poot, or a fresh directory: nobody else may write there, since what lies there is loaded and run."""
+    try:
+        path = Path.home() / ".cache" / "poot" / "native"
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.chmod(0o700)
+        status = path.lstat()
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
+            return path
+    except (OSError, RuntimeError):
+        pass
+    return Path(tempfile.mkdtemp(prefix="poot-"))

@@ -1,0 +1,88 @@
+"""The seam between the runtime and a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from poot_executor.ir.types import DType
+from poot_executor.memory.account import Account, MemoryClass
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from poot_executor.encodings.types import WeightSource
+    from poot_executor.kernels.kernel import KernelTable, WeightForm
+
+
+class Live(NamedTuple):
+    """Live counts of one step: flat tokens, runs, and rows that sample."""
+
+    tokens: int = 0
+    runs: int = 0
+    rows: int = 0
+
+
+class Allocation(Protocol):
+    """A piece of device memory. What it is belongs to the device; `nbytes` is its size."""
+
+    nbytes: int
+
+
+# A bound kernel: given live counts, the call that enqueues it. A recording device makes that call once, a host loop
+# each step. What the call returns is dropped.
+Launch = Callable[[Live], Callable[[], object]]
+
+
+class Recording(Protocol):
+    """A prepared sequence of launches: a CUDA graph, a command buffer, or a Python loop."""
+
+    def replay(self, live: Live) -> None:
+        """Enqueue one run. `live` bounds the work on devices that do not read the counts from device memory."""
+
+
+class Device(Protocol):
+    """An opened device. All of its work is ordered on one compute stream."""
+
+    backend: str
+    name: str
+    activation: DType
+    alignment: int
+    records: bool
+    depth: int
+    account: Account
+    kernels: KernelTable
+
+    def capacity(self) -> int:
+        """Bytes free for a plan now, the device's own reserve already taken off."""
+
+    def allocate(self, kind: MemoryClass, nbytes: int) -> Allocation:
+        """Memory that lives until `close`. Raises CapacityError."""
+
+    def hold(self, form: WeightForm, sources: Sequence[WeightSource]) -> Any:
+        """Put weights on the device in a kernel's form; the device's own handle. Called once for each form."""
+
+    def write(self, allocation: Allocation, offset: int, data: np.ndarray[Any, Any]) -> None:
+        """Copy host bytes to the device, ordered on the compute stream. The host array may be reused at return."""
+
+    def read(self, allocation: Allocation, offset: int, out: np.ndarray[Any, Any]) -> None:
+        """Wait for the work before it and copy device bytes to the host."""
+
+    def record(self, launches: Sequence[Launch]) -> Recording:
+        """Make one recording of bound launches."""
+
+    def synchronize(self) -> None:
+        """Wait until all enqueued work is done. Raises DeviceError if any of it failed."""
+
+    def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    """A way to open devices. `open` raises BackendUnavailableError with the reason when it cannot."""
+
+    name: str
+
+    def describe(self) -> tuple[str, ...]:
+        """Names of the devices it would open. Raises BackendUnavailableError."""
+
+    def open(self, *, threads: int | None = None) -> Device: ...

@@ -1,0 +1,48 @@
+"""The ops: each a frozen dataclass with its shape rule, its definition in plain torch, examples and tolerance."""
+
+from poot_executor.ops.attention import AttentionPlan, KvWrite, PagedAttention
+from poot_executor.ops.base import Example, Tolerance
+from poot_executor.ops.catalogue import all_ops
+from poot_executor.ops.gather import GatherRows, KeepLast, SlotMap
+from poot_executor.ops.linear import Embed, Linear
+from poot_executor.ops.norm import AddRmsNorm, RmsNorm
+from poot_executor.ops.pointwise import Add, GatedActivation, Mul, Scale, SoftCap
+from poot_executor.ops.rotary import Rotary, RotarySpec, RotaryTable
+from poot_executor.ops.rows import CommitTokens, OpenRow, RowLayout, UnpackStep
+from poot_executor.ops.sampling import AdjustLogits, Draw, Greedy, TopLogProbs
+from poot_executor.ops.views import Into, Reshape, Split
+
+__all__ = [
+    "Add",
+    "AddRmsNorm",
+    "AdjustLogits",
+    "AttentionPlan",
+    "CommitTokens",
+    "Draw",
+    "Embed",
+    "Example",
+    "GatedActivation",
+    "GatherRows",
+    "Greedy",
+    "Into",
+    "KeepLast",
+    "KvWrite",
+    "Linear",
+    "Mul",
+    "OpenRow",
+    "PagedAttention",
+    "Reshape",
+    "RmsNorm",
+    "Rotary",
+    "RotarySpec",
+    "RotaryTable",
+    "RowLayout",
+    "Scale",
+    "SlotMap",
+    "SoftCap",
+    "Split",
+    "Tolerance",
+    "TopLogProbs",
+    "UnpackStep",
+    "all_ops",
+]

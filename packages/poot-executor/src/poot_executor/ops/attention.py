@@ -1,0 +1,200 @@
+"""Paged attention over ragged runs (arXiv 2309.06180), grouped heads (2305.13245), windows and soft-capping."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from poot_executor.ir.graph import Op
+from poot_executor.ir.types import DType, Role, TensorType
+from poot_executor.ops.base import EXACT, Example, Tolerance, floats, require
+from poot_executor.ops.rows import RowLayout
+
+if TYPE_CHECKING:
+    import torch
+
+
+class PlanLayout:
+    """Columns of an attention plan's items; row 0 of a plan holds the number of items that follow."""
+
+    ROW, QUERY, QUERIES, POSITION, KV_BEGIN, KV_END, SPLIT, SPLITS = range(8)
+    COLUMNS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class KvWrite(Op):
+    """Store keys and values: (k, v (T, H, D), slots (T,), k_pool, v_pool (S, H, D)) to the pools' next versions."""
+
+    writes: ClassVar = {0: 3, 1: 4}
+    tolerance: ClassVar = EXACT
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        k, v, slots, k_pool, v_pool = inputs
+        require(k.shape[1:] == k_pool.shape[1:] and v.shape[1:] == v_pool.shape[1:], self, f"{k} does not fit {k_pool}")
+        require(slots.shape[0] == k.shape[0] == v.shape[0], self, f"{slots} does not fit {k}")
+        return (k_pool, v_pool)
+
+    def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        k, v, slots, k_pool, v_pool = inputs
+        k_pool, v_pool = k_pool.clone(), v_pool.clone()
+        k_pool[slots.long()] = k.to(k_pool.dtype)
+        v_pool[slots.long()] = v.to(v_pool.dtype)
+        return k_pool, v_pool
+
+    @classmethod
+    def examples(cls) -> tuple[Example, ...]:
+        import torch
+
+        new = TensorType((4, 2, 8), DType.ACT, "tokens")
+        pool = TensorType((12, 2, 8), DType.ACT)
+
+        def make(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+            k, v = floats(generator, 4, 2, 8), floats(generator, 4, 2, 8)
+            return k, v, torch.tensor([11, 3, 4, 0], dtype=torch.int32), torch.zeros(12, 2, 8), torch.zeros(12, 2, 8)
+
+        roles = (Role.INPUT, Role.INPUT, Role.INPUT, Role.STATE, Role.STATE)
+        types = (new, new, TensorType((4,), DType.I32, "tokens"), pool, pool)
+
+        def one(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+            k, v, slots, k_pool, v_pool = make(generator)
+            return k[:1], v[:1], slots[:1], k_pool, v_pool
+
+        new = TensorType((1, 2, 8), DType.ACT, "tokens")
+        return (
+            Example("three of four", cls(), types, roles, make, {"tokens": 3}),
+            Example(
+                "one", cls(), (new, new, TensorType((1,), DType.I32, "tokens"), pool, pool), roles, one, {"tokens": 1}
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan(Op):
+    """The step's work list: runs (R, 4) to items (1 + W, 8) of PlanLayout, at most `tile` queries an item.
+
+    One plan serves every layer of a KV group. `window` w lets a query at p see keys p - w + 1 to p; None sees all.
+    Backends may cut items further (splits); only their own attention kernels read the plan.
+    """
+
+    tokens: int
+    tile: int = 64
+    window: int | None = None
+
+    tolerance: ClassVar = EXACT
+
+    def items(self, rows: int) -> int:
+        return rows + self.tokens // self.tile
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        (runs,) = inputs
+        return (TensorType((1 + self.items(runs.shape[0]), PlanLayout.COLUMNS), DType.I32),)
+
+    def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        import torch
+
+        (runs,) = inputs
+        plan = torch.zeros(1 + self.items(runs.shape[0]), PlanLayout.COLUMNS, dtype=torch.int32)
+        items, flat = [], 0
+        for row, first, length, _ in runs.tolist():
+            for start in range(0, length, self.tile):
+                queries = min(self.tile, length - start)
+                position = first + start
+                begin = max(0, position - self.window + 1) if self.window else 0
+                items.append([row, flat + start, queries, position, begin, position + queries, 0, 1])
+            flat += length
+        plan[0, 0] = len(items)
+        if items:
+            plan[1 : 1 + len(items)] = torch.tensor(items, dtype=torch.int32)
+        return (plan,)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedAttention(Op):
+    """Causal attention of a step's queries over their rows' paged keys and values.
+
+    (q (T, H, D), k_pool, v_pool (S, G, D), plan, table (R, blocks)) to (T, H, D). H is a multiple of G. Scores are
+    `scale` q.k, soft-capped if `softcap`, masked to the past (and to `window`), then softmax in float32.
+    """
+
+    scale: float
+    block: int
+    window: int | None = None
+    softcap: float | None = None
+
+    tolerance: ClassVar = Tolerance(2e-5, 2e-5)
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        q, k_pool, v_pool, _, _ = inputs
+        require(q.shape[1] % k_pool.shape[1] == 0, self, f"{q.shape[1]} heads over {k_pool.shape[1]} KV heads")
+        require(q.shape[2] == k_pool.shape[2], self, f"{q} and {k_pool} differ in head size")
+        return (q.with_shape(q.shape[0], q.shape[1], v_pool.shape[2]),)
+
+    def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        import torch
+
+        q, k_pool, v_pool, plan, table = inputs
+        result = torch.zeros(*q.shape[:2], v_pool.shape[2])
+        groups = q.shape[1] // k_pool.shape[1]
+        for row, start, queries, position, begin, end, _, _ in plan[1 : 1 + int(plan[0, 0])].tolist():
+            at = torch.arange(begin, end)
+            slots = table[row].long()[(at // self.block) % table.shape[1]] * self.block + at % self.block
+            keys = k_pool[slots].float().repeat_interleave(groups, dim=1)
+            values = v_pool[slots].float().repeat_interleave(groups, dim=1)
+            scores = torch.einsum("qhd,khd->hqk", q[start : start + queries].float(), keys) * self.scale
+            if self.softcap:
+                scores = torch.tanh(scores / self.softcap) * self.softcap
+            ahead = at[None, :] > position + torch.arange(queries)[:, None]
+            if self.window:
+                ahead |= at[None, :] <= position + torch.arange(queries)[:, None] - self.window
+            weights = scores.masked_fill(ahead, float("-inf")).softmax(-1)
+            result[start : start + queries] = torch.einsum("hqk,khd->qhd", weights, values)
+        return (result,)
+
+    @classmethod
+    def examples(cls) -> tuple[Example, ...]:
+        decode = ((1, 9, 1), (0, 0, 1), (2, 22, 1))
+        mixed = ((1, 9, 1), (0, 0, 11), (2, 8, 5))
+        return (
+            _attention_case("decode", cls(0.25, 4), decode, heads=(4, 2, 16)),
+            _attention_case("prompt tiles", cls(0.25, 4), mixed, heads=(3, 1, 16)),
+            _attention_case("window", cls(0.25, 4, window=6), mixed, heads=(4, 4, 8)),
+            _attention_case("window ring", cls(0.25, 4, window=6), ((1, 30, 1), (2, 40, 3)), heads=(4, 2, 8), ring=5),
+            _attention_case("soft-cap", cls(2.0, 4, softcap=5.0), mixed, heads=(6, 2, 16)),
+        )
+
+
+def _attention_case(
+    name: str,
+    op: PagedAttention,
+    runs: tuple[tuple[int, int, int], ...],
+    heads: tuple[int, int, int],
+    ring: int | None = None,
+) -> Example:
+    """Runs of (row, first, tokens) over a shuffled block table."""
+    import torch
+
+    rows, blocks, capacity = 4, ring or 12, 24
+    query_heads, kv_heads, width = heads
+    total = sum(length for _, _, length in runs)
+    plan = AttentionPlan(capacity, tile=8, window=op.window)
+
+    def make(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+        resolved = torch.zeros(rows, RowLayout.RUN, dtype=torch.int32)
+        for index, run in enumerate(runs):
+            resolved[index, :3] = torch.tensor(run, dtype=torch.int32)
+        table = torch.randperm(rows * blocks, generator=generator).to(torch.int32).view(rows, blocks)
+        pools = [floats(generator, rows * blocks * op.block, kv_heads, width) for _ in range(2)]
+        return floats(generator, capacity, query_heads, width), *pools, plan.reference(resolved)[0], table, resolved
+
+    pool = TensorType((rows * blocks * op.block, kv_heads, width), DType.ACT)
+    runs_type = TensorType((rows, RowLayout.RUN), DType.I32)
+    types = (
+        TensorType((capacity, query_heads, width), DType.ACT, "tokens"),
+        pool,
+        pool,
+        plan.infer(runs_type)[0],
+        TensorType((rows, blocks), DType.I32),
+        runs_type,
+    )
+    roles = (Role.INPUT, Role.STATE, Role.STATE, Role.TEMPORARY, Role.STATE, Role.INPUT)
+    return Example(name, op, types, roles, make, {"tokens": total, "runs": len(runs)}, {3: (plan, (5,))})

@@ -1,0 +1,123 @@
+"""Ops that move whole rows between a step's tokens and the row table, and find tokens' places in the KV pools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from poot_executor.ir.graph import Op
+from poot_executor.ir.types import DType, Role, TensorType
+from poot_executor.ops.base import EXACT, Example, floats, require
+from poot_executor.ops.rows import RowLayout
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMap(Op):
+    """KV slots of a step's tokens in one group: (positions, rows, table) to int32 (T,).
+
+    Position p of row r lies in block table[r, (p // block) mod width] of `block` tokens; the modulus makes a window
+    group's table a ring.
+    """
+
+    block: int
+
+    tolerance: ClassVar = EXACT
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        positions, rows, _ = inputs
+        require(positions == rows, self, f"{positions} and {rows} differ")
+        return (positions,)
+
+    def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        import torch
+
+        positions, rows, table = (x.long() for x in inputs)
+        blocks = table[rows, (positions // self.block) % table.shape[1]]
+        return ((blocks * self.block + positions % self.block).to(torch.int32),)
+
+    @classmethod
+    def examples(cls) -> tuple[Example, ...]:
+        import torch
+
+        flat = TensorType((6,), DType.I32, "tokens")
+
+        def make(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+            positions = torch.tensor([0, 3, 4, 11, 13, 0], dtype=torch.int32)
+            rows = torch.tensor([0, 1, 1, 0, 1, 0], dtype=torch.int32)
+            return positions, rows, torch.randint(0, 50, (2, 3), generator=generator, dtype=torch.int32)
+
+        types = (flat, flat, TensorType((2, 3), DType.I32))
+        return (Example("ring", cls(4), types, (Role.INPUT, Role.INPUT, Role.STATE), make, {"tokens": 5}),)
+
+
+@dataclass(frozen=True, slots=True)
+class KeepLast(Op):
+    """Keep each run's last hidden vector: (hidden (T, D), runs, kept (R, D)) to kept'."""
+
+    writes: ClassVar = {0: 2}
+    tolerance: ClassVar = EXACT
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        hidden, runs, kept = inputs
+        require(
+            hidden.shape[1] == kept.shape[1] and runs.shape[0] == kept.shape[0], self, f"{hidden} does not fit {kept}"
+        )
+        return (kept,)
+
+    def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        hidden, runs, kept = inputs[0], inputs[1], inputs[2].clone()
+        at = 0
+        for row, _, length, _ in runs.tolist():
+            at += length
+            if length:
+                kept[row] = hidden[at - 1]
+        return (kept,)
+
+    @classmethod
+    def examples(cls) -> tuple[Example, ...]:
+        import torch
+
+        def make(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+            runs = torch.tensor([[2, 5, 1, 0], [0, 0, 4, 1], [0, 0, 0, 0]], dtype=torch.int32)
+            return floats(generator, 6, 8), runs, torch.zeros(3, 8)
+
+        types = (
+            TensorType((6, 8), DType.ACT, "tokens"),
+            TensorType((3, RowLayout.RUN), DType.I32),
+            TensorType((3, 8), DType.ACT),
+        )
+        live = {"tokens": 5, "runs": 2}
+        return (Example("two runs", cls(), types, (Role.INPUT, Role.INPUT, Role.STATE), make, live),)
+
+
+@dataclass(frozen=True, slots=True)
+class GatherRows(Op):
+    """Rows of a matrix: (x (R, D), index (N,)) to (N, D)."""
+
+    tolerance: ClassVar = EXACT
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        x, index = inputs
+        return (TensorType((index.shape[0], *x.shape[1:]), x.dtype, index.live),)
+
+    def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (inputs[0][inputs[1].long()],)
+
+    @classmethod
+    def examples(cls) -> tuple[Example, ...]:
+        import torch
+
+        types = (TensorType((5, 8), DType.ACT), TensorType((4,), DType.I32, "rows"))
+        return (
+            Example(
+                "three of five",
+                cls(),
+                types,
+                (Role.STATE, Role.INPUT),
+                lambda generator: (floats(generator, 5, 8), torch.tensor([4, 0, 3, 0], dtype=torch.int32)),
+                {"rows": 3},
+            ),
+        )

@@ -1,0 +1,46 @@
+"""Rebuilding a graph with some nodes replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from poot_executor.ir.graph import Graph, Node, Op, Value
+from poot_executor.ir.types import Role, TensorType
+
+
+class Rewriter:
+    """Collects the nodes of the new graph; old value ids stay valid, new values get ids after them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._values = list(graph.values)
+        self.nodes: list[Node] = []
+
+    def temporary(self, name: str, type_: TensorType) -> int:
+        self._values.append(Value(len(self._values), name, type_, Role.TEMPORARY))
+        return len(self._values) - 1
+
+    def add(self, op: Op, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        self.nodes.append(Node(op, tuple(inputs), tuple(outputs)))
+
+    def finish(self) -> Graph:
+        """The new graph, without values that nothing uses, ids dense again."""
+        graph = self._graph
+        used = set(graph.inputs) | set(graph.outputs)
+        used |= {i for versions in graph.states.values() for i in versions}
+        used |= {i for node in self.nodes for i in (*node.inputs, *node.outputs)}
+        order = sorted(used)
+        new_id = {old: new for new, old in enumerate(order)}
+
+        def ids(old: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(new_id[i] for i in old)
+
+        return Graph(
+            graph.name,
+            tuple(replace(self._values[old], id=new) for new, old in enumerate(order)),
+            tuple(Node(node.op, ids(node.inputs), ids(node.outputs)) for node in self.nodes),
+            ids(graph.inputs),
+            ids(graph.outputs),
+            {name: (new_id[a], new_id[b]) for name, (a, b) in graph.states.items()},
+        )

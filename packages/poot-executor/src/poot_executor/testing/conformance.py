@@ -1,0 +1,149 @@
+"""One example of one op, built as a graph of its own, prepared on a device, compared with the reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from poot_executor.devices.protocol import Device, Live
+from poot_executor.encodings.dequantise import dequantise
+from poot_executor.encodings.types import WeightSource
+from poot_executor.errors import KernelUnavailableError
+from poot_executor.ir import DType, GraphBuilder, Role, Value, verify
+from poot_executor.ops import Example, all_ops
+from poot_executor.runtime import EntryKey, EntrySet, compile_graphs, prepare
+
+if TYPE_CHECKING:
+    from poot_executor.ir.graph import Graph, Op
+
+_SEED = 20260917
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    op: type[Op]
+    example: Example
+
+    @property
+    def id(self) -> str:
+        return f"{self.op.__name__}: {self.example.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`error` is the largest excess over the tolerance (0 or less passes); `refusal` is set where no kernel accepts."""
+
+    error: float
+    refusal: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.refusal is None and self.error <= 0
+
+
+def cases() -> tuple[Case, ...]:
+    """Every example of every op. An op without examples of its own is checked inside another's (its plan's reader)."""
+    return tuple(Case(op, example) for op in all_ops() for example in op.examples())
+
+
+def run_case(case: Case, device: Device) -> Outcome:
+    """Run a case. A KernelUnavailableError becomes a refusal; other errors are faults and are raised."""
+    example = case.example
+    made = example.make(torch.Generator().manual_seed(_SEED))
+    weights = {source.name: source for source in made if isinstance(source, WeightSource)}
+    graph, outputs = _graph(example, made)
+    key = EntryKey("conformance", 1)
+    try:
+        compiled = compile_graphs(device, {key: graph})
+    except KernelUnavailableError as error:
+        return Outcome(0.0, str(error))
+    entries = prepare(device, compiled, weights)
+    for index, tensor in enumerate(made):
+        if isinstance(tensor, WeightSource) or index in example.derived:
+            continue
+        data = tensor.contiguous().numpy()
+        if example.roles[index] is Role.STATE:
+            entries.write_state(f"state_{index}", _as(device, example, index, tensor))
+        else:
+            entries[key].stage(f"input_{index}", _as(device, example, index, tensor) if data.size else data)
+    entries[key].run(Live(**{name: example.live.get(name, 0) for name in Live._fields}))
+    return Outcome(_excess(case, made, outputs, entries, key, device))
+
+
+def _as(device: Device, example: Example, index: int, tensor: torch.Tensor) -> object:
+    """Host array in the device's element type."""
+    dtype = example.types[index].resolve(device.activation).dtype
+    if dtype is DType.BF16:
+        return tensor.to(torch.bfloat16).contiguous().view(torch.uint16).numpy()
+    if dtype is DType.F16:
+        return tensor.to(torch.float16).contiguous().numpy()
+    return tensor.contiguous().numpy()
+
+
+def _graph(example: Example, made: tuple[torch.Tensor | WeightSource, ...]) -> tuple[Graph, list[str]]:
+    builder = GraphBuilder(example.name)
+    values: dict[int, Value] = {}
+    for index, (type_, role) in enumerate(zip(example.types, example.roles, strict=True)):
+        source = made[index]
+        if isinstance(source, WeightSource):
+            values[index] = builder.weight(source.name, type_.shape, source.encoding)
+        elif index in example.derived:
+            continue
+        elif role is Role.STATE:
+            values[index] = builder.state(f"state_{index}", type_.shape, type_.dtype)
+        else:
+            values[index] = builder.input(f"input_{index}", type_.shape, type_.dtype, type_.live)
+    for index, (op, sources) in example.derived.items():
+        values[index] = builder.apply(op, *(values[i] for i in sources))
+    count = len(example.op.infer(*example.types[: _arity(example)]))
+    results = builder.apply_many(example.op, *(values[i] for i in range(_arity(example))))
+    names = []
+    for index in range(count):
+        if index in example.op.writes:
+            names.append(f"state_{example.op.writes[index]}")
+        else:
+            builder.output(f"output_{index}", results[index])
+            names.append(f"output_{index}")
+    graph = builder.finish()
+    verify(graph)
+    return graph, names
+
+
+def _arity(example: Example) -> int:
+    """Inputs of the op itself; those after them only feed derived inputs."""
+    extra = {i for _, sources in example.derived.values() for i in sources}
+    return len(example.types) - len(extra)
+
+
+def _excess(
+    case: Case,
+    made: tuple[torch.Tensor | WeightSource, ...],
+    outputs: list[str],
+    entries: EntrySet,
+    key: EntryKey,
+    device: Device,
+) -> float:
+    example, worst = case.example, -float("inf")
+    cut = []
+    for index, source in enumerate(made[: _arity(example)]):
+        if isinstance(source, WeightSource):
+            cut.append(dequantise(source))
+            continue
+        live = example.types[index].live
+        cut.append(source[: example.live[live]] if live else source)
+    tolerance = case.op.tolerance
+    for name, expected in zip(outputs, example.op.reference(*cut), strict=True):
+        raw = entries.read_state(name) if name.startswith("state_") else entries[key].read(name)
+        found = torch.from_numpy(raw)
+        found = found.view(torch.bfloat16) if found.dtype == torch.uint16 else found
+        found = found[: len(expected)].double()
+        wanted = expected.double()
+        factor = 1.0 if device.activation is DType.F32 else tolerance.low
+        bound = factor * (tolerance.absolute + tolerance.relative * wanted.abs())
+        same = (found == wanted) | (found.isnan() & wanted.isnan())
+        excess = torch.where(same, 0.0, (found - wanted).abs() - bound)
+        if excess.numel():
+            worst = max(worst, float(torch.where(excess.isnan(), float("inf"), excess).max()))
+    return worst

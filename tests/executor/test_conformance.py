@@ -1,0 +1,29 @@
+"""Every example of every op on every backend that opens here."""
+
+from __future__ import annotations
+
+import pytest
+
+from poot_executor.devices import open_device
+from poot_executor.ir.graph import Op
+from poot_executor.ops import all_ops
+from poot_executor.ops.attention import AttentionPlan
+from poot_executor.testing import Case, cases, run_case
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.id)
+def test_cpu_agrees_with_the_reference(case: Case) -> None:
+    outcome = run_case(case, open_device("cpu"))
+    assert outcome.passed, outcome
+
+
+def test_every_op_has_examples() -> None:
+    covered = {case.op for case in cases()}
+    # A plan is private to its backend: it is checked through the attention that reads it.
+    assert set(all_ops()) - covered == {AttentionPlan}
+
+
+def test_every_op_is_a_value() -> None:
+    for op in all_ops():
+        assert issubclass(op, Op)
+        assert op.examples() == () or op.examples()[0].op == op.examples()[0].op
