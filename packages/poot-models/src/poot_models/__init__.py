@@ -1,0 +1,28 @@
+"""poot-models: checkpoint readers, tokenizers, chat templates, and model families as graph builders.
+
+`load(path)` opens a GGUF file or a safetensors directory as a ModelHandle. Importing this package imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from poot_models.errors import ModelError
+
+if TYPE_CHECKING:
+    from poot_models.handle import ModelHandle
+    from poot_models.loader import load
+
+__all__ = ["ModelError", "ModelHandle", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "load":
+        from poot_models.loader import load
+
+        return load
+    if name == "ModelHandle":
+        from poot_models.handle import ModelHandle
+
+        return ModelHandle
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

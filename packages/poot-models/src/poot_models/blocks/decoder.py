@@ -1,0 +1,165 @@
+"""Building a decoder's programs: `step` runs tokens and keeps hidden states, `head` turns those into logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from poot_executor.encodings import WeightSource
+from poot_executor.ir import DType, Graph, GraphBuilder, Value, verify
+from poot_executor.ops import (
+    Add,
+    AttentionPlan,
+    Embed,
+    GatedActivation,
+    GatherRows,
+    Into,
+    KeepLast,
+    KvWrite,
+    Linear,
+    PagedAttention,
+    Reshape,
+    RmsNorm,
+    Rotary,
+    RotarySpec,
+    RotaryTable,
+    SlotMap,
+    SoftCap,
+    Split,
+    UnpackStep,
+)
+from poot_models.blocks.config import DecoderConfig
+from poot_models.blocks.shape import StepShape, kv_groups
+from poot_models.errors import CheckpointFormatError, TensorMissingError
+
+Weights = Mapping[str, WeightSource]
+LayerFunction = Callable[["DecoderBuilder", int, Value], Value]
+
+
+class DecoderBuilder:
+    """The vocabulary that a family's layer is written in. Weight names are GGUF's, without `.weight`."""
+
+    def __init__(self, name: str, config: DecoderConfig, weights: Weights, shape: StepShape) -> None:
+        self.config, self.shape = config, shape
+        self.graph = GraphBuilder(name)
+        self._weights = weights
+        self._groups = kv_groups(config)
+        self._tables: dict[RotarySpec, Value] = {}
+        self._slots: dict[int, Value] = {}
+        self._plans: dict[int, Value] = {}
+        self._positions: Value | None = None
+
+    def weight(self, name: str, *shape: int) -> Value:
+        """Raises TensorMissingError, or CheckpointFormatError when the file's shape is another."""
+        source = self._weights.get(name)
+        if source is None:
+            raise TensorMissingError(f"the checkpoint has no tensor {name}")
+        if source.shape != shape:
+            raise CheckpointFormatError(f"tensor {source.name} is {source.shape}; the configuration says {shape}")
+        return self.graph.weight(name, shape, source.encoding)
+
+    def has(self, name: str) -> bool:
+        return name in self._weights
+
+    def norm(self, x: Value, name: str) -> Value:
+        weight = self.weight(f"{name}.weight", x.type.shape[-1])
+        return self.graph.apply(RmsNorm(self.config.eps, self.config.norm_offset), x, weight)
+
+    def add(self, x: Value, y: Value) -> Value:
+        return self.graph.apply(Add(), x, y)
+
+    def linear(self, x: Value, *outputs: tuple[str, int], out: DType = DType.ACT) -> Value:
+        """One product with each (name, width), side by side. All have a bias, or none."""
+        width = x.type.shape[-1]
+        weights = [self.weight(f"{name}.weight", size, width) for name, size in outputs]
+        biases = [self.weight(f"{name}.bias", size) for name, size in outputs if self.has(f"{name}.bias")]
+        if biases and len(biases) != len(weights):
+            raise CheckpointFormatError(f"of {', '.join(name for name, _ in outputs)} only some have a bias")
+        return self.graph.apply(Linear(len(weights), bool(biases), out), x, *weights, *biases)
+
+    def gated(self, x: Value, gate: str, up: str, ff: int) -> Value:
+        """activation(x gate) * (x up)."""
+        return self.graph.apply(GatedActivation(self.config.activation), self.linear(x, (gate, ff), (up, ff)))
+
+    def attention(self, layer: int, x: Value, *, qk_norm: bool = False) -> Value:
+        """Queries, keys and values of x, normed per head if asked, rotated, written and attended: (T, heads x dim)."""
+        spec, prefix = self.config.layers[layer], f"blk.{layer}."
+        q_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        qkv = self.linear(x, (f"{prefix}attn_q", q_width), (f"{prefix}attn_k", kv_width), (f"{prefix}attn_v", kv_width))
+        if qk_norm:
+            q, k, v = self.graph.apply_many(Split((q_width, kv_width, kv_width)), qkv)
+            q = self.norm(self._heads(q, spec.head_dim), f"{prefix}attn_q_norm")
+            k = self.norm(self._heads(k, spec.head_dim), f"{prefix}attn_k_norm")
+            q, k = self._rotate(q, spec.rotary), self._rotate(k, spec.rotary)
+        else:
+            # Queries and keys lie side by side: one rotation serves both.
+            qk, v = self.graph.apply_many(Split((q_width + kv_width, kv_width)), qkv)
+            qk = self._rotate(self._heads(qk, spec.head_dim), spec.rotary)
+            flat = self.graph.apply(Reshape((q_width + kv_width,)), qk)
+            q, k = (
+                self._heads(part, spec.head_dim) for part in self.graph.apply_many(Split((q_width, kv_width)), flat)
+            )
+        attended = self._attend(layer, q, k, self._heads(v, spec.head_dim))
+        return self.graph.apply(Reshape((q_width,)), attended)
+
+    def embed(self, block: Value) -> Value:
+        """Unpack the step and look its tokens up. Must come before any layer."""
+        shape, table = self.shape, self.shape.row_table
+        ids, positions, rows, runs, *_ = self.graph.apply_many(
+            UnpackStep(shape.tokens), block, table.ints(self.graph), table.history(self.graph)
+        )
+        self._positions = positions
+        self.runs = runs
+        for index, group in enumerate(self._groups):
+            blocks = table.table(self.graph, index)
+            self._slots[index] = self.graph.apply(SlotMap(shape.block), positions, rows, blocks)
+            self._plans[index] = self.graph.apply(AttentionPlan(shape.tokens, shape.tile, group.window), runs)
+        weight = self.weight("token_embd.weight", self.config.vocabulary, self.config.hidden)
+        return self.graph.apply(Embed(self.config.embed_scale), ids, weight)
+
+    def _heads(self, x: Value, head_dim: int) -> Value:
+        return self.graph.apply(Reshape((x.type.shape[-1] // head_dim, head_dim)), x)
+
+    def _rotate(self, x: Value, spec: RotarySpec) -> Value:
+        if spec not in self._tables:
+            assert self._positions is not None
+            self._tables[spec] = self.graph.apply(RotaryTable(spec), self._positions)
+        return self.graph.apply(Rotary(self.config.rotary_style), x, self._tables[spec])
+
+    def _attend(self, layer: int, q: Value, k: Value, v: Value) -> Value:
+        index = next(i for i, group in enumerate(self._groups) if layer in group.layers)
+        group, shape = self._groups[index], self.shape
+        pool = (shape.pool_blocks[index] * shape.block, group.kv_heads, group.head_dim)
+        pools = [self.graph.state(f"kv.{index}.{layer}.{part}", pool, DType.ACT) for part in ("k", "v")]
+        k_pool, v_pool = self.graph.apply_many(KvWrite(), k, v, self._slots[index], *pools)
+        op = PagedAttention(self.config.query_scale, shape.block, group.window, self.config.attention_softcap)
+        table = shape.row_table.table(self.graph, index)
+        return self.graph.apply(op, q, k_pool, v_pool, self._plans[index], table)
+
+
+def step_graph(config: DecoderConfig, weights: Weights, layer: LayerFunction, shape: StepShape) -> Graph:
+    """`step`: input `block` (int32); leaves each run's last hidden vector in state rows.hidden."""
+    builder = DecoderBuilder("step", config, weights, shape)
+    block = builder.graph.input("block", (shape.row_table.step_block(shape.tokens),), DType.I32)
+    hidden = builder.embed(block)
+    for index in range(len(config.layers)):
+        hidden = layer(builder, index, hidden)
+    kept = shape.row_table.hidden(builder.graph, config.hidden)
+    builder.graph.apply(KeepLast(), hidden, builder.runs, kept)
+    graph = builder.graph.finish()
+    verify(graph)
+    return graph
+
+
+def head_graph(config: DecoderConfig, weights: Weights, rows: int, shape: StepShape) -> Graph:
+    """`head`: input `rows` (int32, live count "rows"); leaves their logits in state rows.logits, in that order."""
+    builder = DecoderBuilder("head", config, weights, shape)
+    index = builder.graph.input("rows", (rows,), DType.I32, "rows")
+    hidden = builder.graph.apply(GatherRows(), shape.row_table.hidden(builder.graph, config.hidden), index)
+    name = "output" if builder.has("output.weight") else "token_embd"
+    logits = builder.linear(builder.norm(hidden, "output_norm"), (name, config.vocabulary), out=DType.F32)
+    if config.logit_softcap is not None:
+        logits = builder.graph.apply(SoftCap(config.logit_softcap), logits)
+    builder.graph.apply(Into(), logits, shape.row_table.logits(builder.graph, config.vocabulary))
+    graph = builder.graph.finish()
+    verify(graph)
+    return graph

@@ -1,0 +1,1 @@
+"""From the names and numbers that checkpoints use to the executor's weight encodings."""

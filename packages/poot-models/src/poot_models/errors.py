@@ -1,0 +1,79 @@
+"""Errors of poot-models.
+
+ModelError                          "model_error"
+├── CheckpointError                 "checkpoint"                a checkpoint that cannot be used
+│   ├── CheckpointMissingError      "checkpoint_missing"        a path, file or shard that is not there
+│   ├── CheckpointFormatError       "checkpoint_format"         bytes that break the format they claim to be
+│   ├── UnsupportedEncodingError    "unsupported_encoding"      a weight encoding that no decoder reads
+│   ├── UnsupportedArchitectureError "unsupported_architecture" a model family that is not there
+│   └── TensorMissingError          "tensor_missing"            a weight that the family needs
+└── TextError                       "text"
+    ├── TokenizerError              "tokenizer"                 a vocabulary that cannot be used
+    ├── TemplateError               "template"                  a chat template that does not compile
+    │   └── TemplateRenderError     "template_render"           one that fails on this conversation (the client's 400)
+    └── TextRefusal                 "text_refusal"              the client's branch: the request is at fault
+        ├── InvalidTextError        "invalid_text"              text that is not Unicode (a lone surrogate)
+        └── TemplateRefusal         "template_refusal"          a conversation that the template itself refuses
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ModelError(Exception):
+    """Root of the errors of this package; `code` is stable across releases."""
+
+    code: ClassVar[str] = "model_error"
+
+
+class CheckpointError(ModelError):
+    code = "checkpoint"
+
+
+class CheckpointMissingError(CheckpointError):
+    code = "checkpoint_missing"
+
+
+class CheckpointFormatError(CheckpointError):
+    code = "checkpoint_format"
+
+
+class UnsupportedEncodingError(CheckpointError):
+    code = "unsupported_encoding"
+
+
+class UnsupportedArchitectureError(CheckpointError):
+    code = "unsupported_architecture"
+
+
+class TensorMissingError(CheckpointError):
+    code = "tensor_missing"
+
+
+class TextError(ModelError):
+    code = "text"
+
+
+class TokenizerError(TextError):
+    code = "tokenizer"
+
+
+class TemplateError(TextError):
+    code = "template"
+
+
+class TemplateRenderError(TemplateError):
+    code = "template_render"
+
+
+class TextRefusal(TextError):
+    code = "text_refusal"
+
+
+class InvalidTextError(TextRefusal):
+    code = "invalid_text"
+
+
+class TemplateRefusal(TextRefusal):
+    code = "template_refusal"

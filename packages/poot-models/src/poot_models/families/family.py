@@ -1,0 +1,63 @@
+"""What a family is, and the table that finds it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from poot_models.blocks.config import DecoderConfig
+from poot_models.blocks.decoder import LayerFunction
+from poot_models.errors import UnsupportedArchitectureError
+from poot_models.families.fields import Fields
+
+# Architecture as a checkpoint names it -> module. GGUF names are lower case, config.json's are class names.
+_MODULES: dict[str, str] = {
+    "llama": "llama",
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "qwen3": "qwen3",
+    "Qwen3ForCausalLM": "qwen3",
+    "gemma3": "gemma3",
+    "Gemma3ForCausalLM": "gemma3",
+}
+
+# GGUF tensor name -> name in a transformers checkpoint, for what all these families share; {} is the layer.
+DECODER_TENSORS: Mapping[str, str] = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "blk.{}.attn_norm": "model.layers.{}.input_layernorm",
+    "blk.{}.attn_q": "model.layers.{}.self_attn.q_proj",
+    "blk.{}.attn_k": "model.layers.{}.self_attn.k_proj",
+    "blk.{}.attn_v": "model.layers.{}.self_attn.v_proj",
+    "blk.{}.attn_output": "model.layers.{}.self_attn.o_proj",
+    "blk.{}.ffn_gate": "model.layers.{}.mlp.gate_proj",
+    "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
+    "blk.{}.ffn_down": "model.layers.{}.mlp.down_proj",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A decoder family: its configuration from a checkpoint's fields, its layer, its tensors' names."""
+
+    name: str
+    configure: Callable[[Fields], DecoderConfig]
+    layer: LayerFunction
+    tensors: Mapping[str, str]
+
+
+def find_family(architecture: str) -> Family:
+    """Raises UnsupportedArchitectureError naming those that are known."""
+    module = _MODULES.get(architecture)
+    if module is None:
+        raise UnsupportedArchitectureError(
+            f"architecture {architecture[:80]!r} is not supported; supported are {', '.join(known_architectures())}"
+        )
+    family: Family = importlib.import_module(f"poot_models.families.{module}").FAMILY
+    return family
+
+
+def known_architectures() -> tuple[str, ...]:
+    return tuple(_MODULES)

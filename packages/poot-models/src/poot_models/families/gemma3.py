@@ -1,0 +1,99 @@
+"""Gemma 3, text (arXiv 2503.19786): windowed layers with one full layer in six, norms before and after each part."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from poot_executor.ir import Value
+from poot_executor.ops import RotarySpec
+from poot_models.blocks import DecoderBuilder, DecoderConfig, LayerSpec
+from poot_models.errors import CheckpointFormatError
+from poot_models.families.family import DECODER_TENSORS, Family
+from poot_models.families.fields import Fields
+from poot_models.families.rotary import rotary
+
+_PATTERN = 6
+_LOCAL_THETA = 10000.0
+_GLOBAL_THETA = 1000000.0
+_LAYERS_27B = 62  # the one size whose query scale follows from the hidden size; GGUF files do not say it
+
+
+def configure(fields: Fields) -> DecoderConfig:
+    layers = fields.layer_count()
+    hidden = fields.integer("hidden_size", "embedding_length")
+    heads = fields.integer("num_attention_heads", "attention.head_count")
+    kv_heads = fields.integer("num_key_value_heads", "attention.head_count_kv", heads)
+    head_dim = fields.integer("head_dim", "attention.key_length", 256)
+    ff = fields.integer("intermediate_size", "feed_forward_length")
+    window = fields.integer("sliding_window", "attention.sliding_window")
+    fields.choice("hidden_activation", "", "gelu_pytorch_tanh", ("gelu_pytorch_tanh",))
+    wide = rotary(fields, head_dim, kind="full_attention", theta=_GLOBAL_THETA)
+    narrow = _local_rotary(fields, head_dim)
+    default = hidden // heads if fields.gguf and layers == _LAYERS_27B else head_dim
+    return DecoderConfig(
+        vocabulary=fields.vocabulary(),
+        hidden=hidden,
+        max_positions=fields.integer("max_position_embeddings", "context_length"),
+        eps=fields.number("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
+        layers=tuple(
+            LayerSpec(heads, kv_heads, head_dim, ff, narrow if windowed else wide, window if windowed else None)
+            for windowed in _windowed(fields, layers)
+        ),
+        activation="gelu_tanh",
+        rotary_style="half",
+        query_scale=fields.number("query_pre_attn_scalar", "", default) ** -0.5,
+        # GGUF files store norm weights with the one added.
+        norm_offset=0.0 if fields.gguf else 1.0,
+        embed_scale=hidden**0.5,
+        attention_softcap=fields.optional_number("attn_logit_softcapping", "attn_logit_softcapping"),
+        logit_softcap=fields.optional_number("final_logit_softcapping", "final_logit_softcapping"),
+    )
+
+
+def _local_rotary(fields: Fields, head_dim: int) -> RotarySpec:
+    """Windowed layers never scale their positions."""
+    if "sliding_attention" in fields.mapping("rope_parameters"):
+        return rotary(fields, head_dim, kind="sliding_attention", theta=_LOCAL_THETA)
+    base = fields.number("rope_local_base_freq", "rope.freq_base_swa", _LOCAL_THETA)
+    return RotarySpec.plain(head_dim, base)
+
+
+def _windowed(fields: Fields, layers: int) -> list[bool]:
+    kinds = fields.raw("layer_types", "")
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != layers:
+            raise CheckpointFormatError(f"layer_types must be a list of {layers} names")
+        if not set(kinds) <= {"sliding_attention", "full_attention"}:
+            raise CheckpointFormatError("layer_types may hold sliding_attention and full_attention")
+        return [kind == "sliding_attention" for kind in kinds]
+    pattern = fields.raw("sliding_window_pattern", "attention.sliding_window_pattern")
+    if isinstance(pattern, np.ndarray) and len(pattern) == layers:
+        return [bool(item) for item in pattern]
+    every = fields.integer("sliding_window_pattern", "attention.sliding_window_pattern", _PATTERN)
+    return [(index + 1) % every != 0 for index in range(layers)]
+
+
+def layer(b: DecoderBuilder, index: int, h: Value) -> Value:
+    name, hidden = f"blk.{index}.", b.config.hidden
+    x = b.attention(index, b.norm(h, f"{name}attn_norm"), qk_norm=True)
+    x = b.linear(x, (f"{name}attn_output", hidden))
+    h = b.add(h, b.norm(x, f"{name}post_attention_norm"))
+    x = b.norm(h, f"{name}ffn_norm")
+    x = b.gated(x, f"{name}ffn_gate", f"{name}ffn_up", b.config.layers[index].ff)
+    x = b.linear(x, (f"{name}ffn_down", hidden))
+    return b.add(h, b.norm(x, f"{name}post_ffw_norm"))
+
+
+FAMILY = Family(
+    "gemma3",
+    configure,
+    layer,
+    {
+        **DECODER_TENSORS,
+        "blk.{}.attn_q_norm": "model.layers.{}.self_attn.q_norm",
+        "blk.{}.attn_k_norm": "model.layers.{}.self_attn.k_norm",
+        "blk.{}.post_attention_norm": "model.layers.{}.post_attention_layernorm",
+        "blk.{}.ffn_norm": "model.layers.{}.pre_feedforward_layernorm",
+        "blk.{}.post_ffw_norm": "model.layers.{}.post_feedforward_layernorm",
+    },
+)

@@ -1,0 +1,49 @@
+"""Llama (arXiv 2302.13971, 2407.21783) and what shares its layer: SmolLM2, Mistral."""
+
+from __future__ import annotations
+
+from poot_executor.ir import Value
+from poot_models.blocks import DecoderBuilder, DecoderConfig, LayerSpec
+from poot_models.families.family import DECODER_TENSORS, Family
+from poot_models.families.fields import Fields
+from poot_models.families.rotary import rotary
+
+
+def configure(fields: Fields) -> DecoderConfig:
+    layers = fields.layer_count()
+    hidden = fields.integer("hidden_size", "embedding_length")
+    heads = fields.per_layer("num_attention_heads", "attention.head_count", layers)
+    kv_heads = fields.per_layer("num_key_value_heads", "attention.head_count_kv", layers, list(heads))
+    head_dim = fields.integer("head_dim", "attention.key_length", max(1, hidden // heads[0]))
+    ff = fields.per_layer("intermediate_size", "feed_forward_length", layers)
+    fields.choice("hidden_act", "", "silu", ("silu",))
+    # Files of the llama architecture order query and key rows for interleaved pairs.
+    spec = rotary(fields, fields.integer("", "rope.dimension_count", head_dim))
+    window = fields.optional_integer("sliding_window", "attention.sliding_window")
+    return DecoderConfig(
+        vocabulary=fields.vocabulary(),
+        hidden=hidden,
+        max_positions=fields.integer("max_position_embeddings", "context_length"),
+        eps=fields.number("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
+        layers=tuple(LayerSpec(heads[i], kv_heads[i], head_dim, ff[i], spec, window) for i in range(layers)),
+        activation="silu",
+        rotary_style="interleaved" if fields.gguf else "half",
+        query_scale=head_dim**-0.5,
+    )
+
+
+def layer(b: DecoderBuilder, index: int, h: Value) -> Value:
+    name, hidden = f"blk.{index}.", b.config.hidden
+    attended = b.attention(index, b.norm(h, f"{name}attn_norm"))
+    h = b.add(h, b.linear(attended, (f"{name}attn_output", hidden)))
+    x = b.norm(h, f"{name}ffn_norm")
+    x = b.gated(x, f"{name}ffn_gate", f"{name}ffn_up", b.config.layers[index].ff)
+    return b.add(h, b.linear(x, (f"{name}ffn_down", hidden)))
+
+
+FAMILY = Family(
+    "llama",
+    configure,
+    layer,
+    {**DECODER_TENSORS, "blk.{}.ffn_norm": "model.layers.{}.post_attention_layernorm"},
+)

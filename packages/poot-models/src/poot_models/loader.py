@@ -1,0 +1,73 @@
+"""`load`: a path to a ModelHandle."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from poot_executor.encodings import WeightSource
+from poot_models.blocks import StepShape, kv_groups
+from poot_models.checkpoint import open_checkpoint
+from poot_models.errors import CheckpointFormatError
+from poot_models.families import Family, find_family
+from poot_models.families.fields import Fields
+from poot_models.handle import ModelHandle
+
+_LAYER = re.compile(r"(?<=layers\.)\d+")
+# Tensors that carry no weights of their own: buffers that old exporters wrote.
+_BUFFERS = ("rotary_emb.inv_freq", "rope_freqs.weight")
+
+
+def load(path: str | Path) -> ModelHandle:
+    """Open a GGUF file or a safetensors directory as a model.
+
+    Nothing is read but headers: weights stay views of the mapped file. Everything the family needs is checked for
+    name and shape here. Raises CheckpointError and its kin, with what to change.
+    """
+    checkpoint = open_checkpoint(path)
+    gguf = checkpoint.format == "gguf"
+    architecture = _architecture(checkpoint.metadata, gguf)
+    family = find_family(architecture)
+    tensors = checkpoint.tensors if gguf else _renamed(checkpoint.tensors, family)
+    fields = Fields(architecture, checkpoint.metadata, tensors, gguf)
+    config = family.configure(fields)
+    handle = ModelHandle(Path(path), architecture, family, config, tensors, kv_groups(config), ())
+    used = _check(handle)
+    ignored = tuple(name for name in tensors if name not in used and not name.endswith(_BUFFERS))
+    return ModelHandle(handle.path, architecture, family, config, tensors, handle.groups, ignored)
+
+
+def _architecture(metadata: Mapping[str, Any], gguf: bool) -> str:
+    if gguf:
+        name = metadata.get("general.architecture")
+        if not isinstance(name, str):
+            raise CheckpointFormatError("the file does not say general.architecture: it is no model")
+        return name
+    names = metadata.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise CheckpointFormatError("config.json must name one architecture under `architectures`")
+    return names[0]
+
+
+def _renamed(tensors: Mapping[str, WeightSource], family: Family) -> dict[str, WeightSource]:
+    """Transformers names to GGUF names; tensors of no known name keep theirs."""
+    back = {theirs: ours for ours, theirs in family.tensors.items()}
+    result: dict[str, WeightSource] = {}
+    for name, source in tensors.items():
+        stem, _, kind = name.rpartition(".")
+        layer = _LAYER.search(stem)
+        ours = back.get(_LAYER.sub("{}", stem, count=1) if layer else stem)
+        if ours is not None:
+            name = f"{ours.format(layer.group()) if layer else ours}.{kind}"  # noqa: PLW2901
+        result[name] = source
+    return result
+
+
+def _check(handle: ModelHandle) -> set[str]:
+    """Build both programs once at the least size; the names of the weights that they use."""
+    groups = len(handle.groups)
+    shape = StepShape(1, 1, 1, 1, (1,) * groups, (1,) * groups)
+    graphs = handle.step(shape), handle.head(1, shape)
+    return {value.name for graph in graphs for value in graph.values if value.encoding is not None}

@@ -1,0 +1,108 @@
+"""The text side of a checkpoint: its tokenizer and its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from poot_models.errors import TemplateError, TokenizerError
+from poot_models.text.from_gguf import gguf_tokenizer
+from poot_models.text.from_json import json_tokenizer, read_object, special_names
+from poot_models.text.template import ChatTemplate
+from poot_models.text.tokenizer import Tokenizer
+
+__all__ = ["TextModel", "TextSource", "load_text", "open_text"]
+
+_MAX_TEMPLATE = 1 << 22
+
+
+class TextSource(Protocol):
+    """What ``load_text`` reads of a checkpoint. ``path``: a GGUF file, or a safetensors directory.
+
+    ``metadata``: the GGUF file's keys, or the directory's ``config.json``.
+    """
+
+    @property
+    def format(self) -> str: ...
+    @property
+    def path(self) -> Path: ...
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """``chat_template`` is None if the model has none, or if it has one that cannot be used, which
+    ``template_problem`` explains. ``special_tokens``: what templates know as ``bos_token`` and so on."""
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    template_problem: str | None
+    special_tokens: Mapping[str, str]
+
+
+def open_text(path: str | Path) -> TextModel:
+    """``load_text`` of the checkpoint at ``path``; its weights are not read."""
+    from poot_models.checkpoint import open_checkpoint
+
+    with open_checkpoint(Path(path)) as checkpoint:
+        return load_text(checkpoint)
+
+
+def load_text(checkpoint: TextSource) -> TextModel:
+    """The tokenizer and chat template of a checkpoint. Raises ``TokenizerError`` if its tokenizer cannot be used."""
+    directory = Path(checkpoint.path)
+    if checkpoint.format == "gguf":
+        tokenizer = gguf_tokenizer(checkpoint.metadata)
+        names = _gguf_names(checkpoint.metadata, tokenizer)
+        sources = _gguf_templates(checkpoint.metadata)
+    elif checkpoint.format == "safetensors":
+        tokenizer = json_tokenizer(directory, checkpoint.metadata)
+        names = special_names(directory)
+        sources = _directory_templates(directory)
+    else:
+        raise TokenizerError(f"a checkpoint of the format {checkpoint.format!r} has no tokenizer that poot reads")
+    template, problem = _template(sources, names)
+    return TextModel(tokenizer, template, problem, names)
+
+
+def _template(sources: Mapping[str, str], names: Mapping[str, str]) -> tuple[ChatTemplate | None, str | None]:
+    if not sources:
+        return None, None
+    if "default" not in sources:
+        return None, f"the model has chat templates named {', '.join(sorted(sources))}, but none named default"
+    try:
+        return ChatTemplate(sources["default"], special_tokens=names, tool_use=sources.get("tool_use")), None
+    except TemplateError as error:
+        return None, str(error)
+
+
+def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+    keys = (("default", "tokenizer.chat_template"), ("tool_use", "tokenizer.chat_template.tool_use"))
+    return {name: text for name, key in keys if isinstance(text := metadata.get(key), str) and text.strip()}
+
+
+def _gguf_names(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, str]:
+    ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+    for name, key in (("unk_token", "unknown"), ("pad_token", "padding")):
+        value = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        ids[name] = int(value) if value is not None and 0 <= value < tokenizer.vocab_size else None
+    return {name: tokenizer.token_text(id) for name, id in ids.items() if id is not None}
+
+
+def _directory_templates(directory: Path) -> dict[str, str]:
+    """``chat_template.jinja`` if it is there, else what ``tokenizer_config.json`` holds: a template, or named ones."""
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        with file.open("rb") as source:
+            return {"default": source.read(_MAX_TEMPLATE).decode("utf-8", "replace")}
+    value = read_object(directory / "tokenizer_config.json").get("chat_template")
+    if isinstance(value, str):
+        return {"default": value}
+    named: dict[str, str] = {}
+    for item in value if isinstance(value, list) else ():
+        if isinstance(item, dict) and isinstance(item.get("name"), str) and isinstance(item.get("template"), str):
+            named[item["name"]] = item["template"]
+    return named

@@ -1,0 +1,116 @@
+"""Driving a model's programs with the executor alone, and the reference it is held against."""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from poot_executor.devices import Live, open_device
+from poot_executor.ops import RowLayout
+from poot_executor.programs import open_graph, sample_graph
+from poot_executor.runtime import EntryKey, compile_graphs, prepare
+from poot_models import ModelHandle, load
+from poot_models.blocks import StepShape
+
+# A row and the prompt tokens to append to it; None runs the token that was sampled last.
+Run = tuple[int, Sequence[int] | None]
+
+
+class Runner:
+    """A model on the CPU, without an engine: every row's blocks lie scattered over the pools."""
+
+    def __init__(self, handle: ModelHandle, *, rows: int, max_seq: int, chunk: int, block: int, tile: int) -> None:
+        self.rows, self.handle = rows, handle
+        tables = tuple(group.blocks_per_row(max_seq, block, chunk) for group in handle.groups)
+        order = np.random.default_rng(7)
+        self._tables = [order.permutation(rows * width).astype(np.int32).reshape(rows, width) for width in tables]
+        pools = tuple(rows * width for width in tables)
+        self._capacities = sorted({1, rows, chunk, rows + chunk})
+        shapes = {size: StepShape(size, rows, max_seq, block, pools, tables, tile, 4) for size in self._capacities}
+        self._shape = shapes[1]
+        table = self._shape.row_table
+        graphs = {EntryKey("step", size): handle.step(shape) for size, shape in shapes.items()}
+        graphs[EntryKey("open", 1)] = open_graph(table)
+        graphs[EntryKey("head", rows)] = handle.head(rows, self._shape)
+        graphs[EntryKey("sample", rows)] = sample_graph(table, rows, handle.vocab_size, frozenset(), ends=(), top=1)
+        device = open_device("cpu")
+        self._entries = prepare(device, compile_graphs(device, graphs), handle.weights)
+
+    def open(self, row: int) -> None:
+        """Make `row` an empty one."""
+        table = self._shape.row_table
+        block = np.zeros(table.open_block, dtype=np.int32)
+        block[0] = row
+        blocks = np.concatenate([group[row] for group in self._tables])
+        block[-len(blocks) :] = blocks
+        entry = self._entries[EntryKey("open", 1)]
+        entry.stage("block", block)
+        entry.run(Live())
+
+    def step(self, *runs: Run) -> npt.NDArray[np.float32]:
+        """Run all runs in one step; float32 logits (runs, V) after each run's last token."""
+        given = [[0] if tokens is None else list(tokens) for _, tokens in runs]
+        total = sum(map(len, given))
+        size = next(size for size in self._capacities if size >= total)
+        block = np.zeros(self._shape.row_table.step_block(size), dtype=np.int32)
+        block[:2] = total, len(runs)
+        for index, (row, tokens) in enumerate(runs):
+            flags = 0 if tokens is None else RowLayout.PROMPT_RUN
+            start = RowLayout.HEADER + RowLayout.RUN * index
+            block[start : start + RowLayout.RUN] = row, RowLayout.CONTINUE, len(given[index]), flags
+        start = RowLayout.HEADER + RowLayout.RUN * self.rows
+        block[start : start + total] = np.concatenate(given)
+        self._run("step", size, "block", block, Live(tokens=total, runs=len(runs)))
+        rows = np.array([row for row, _ in runs], dtype=np.int32)
+        self._run("head", self.rows, "rows", rows, Live(rows=len(rows)))
+        return self._entries.read_state("rows.logits", len(rows))
+
+    def sample(self, *rows: int) -> list[int]:
+        """Greedy tokens of the rows that the last step ran, in its order; they are appended to their rows."""
+        self._run("sample", self.rows, "rows", np.array(rows, dtype=np.int32), Live(rows=len(rows)))
+        tokens: list[int] = self._entries[EntryKey("sample", self.rows)].read("tokens", len(rows)).tolist()
+        return tokens
+
+    def _run(self, program: str, size: int, name: str, data: npt.NDArray[np.int32], live: Live) -> None:
+        entry = self._entries[EntryKey(program, size)]
+        entry.stage(name, data)
+        entry.run(live)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other make small products slow wherever the cores have other work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def runner() -> Callable[..., Runner]:
+    """(path of a checkpoint) -> a Runner; small blocks, tiles and rows unless told."""
+
+    def make(path: Path, *, rows: int = 3, max_seq: int = 96, chunk: int = 64, block: int = 4, tile: int = 8) -> Runner:
+        return Runner(load(path), rows=rows, max_seq=max_seq, chunk=chunk, block=block, tile=tile)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def reference() -> ModuleType:
+    """benchmarks/reference.py, which the benchmarks and these tests share."""
+    path = Path(__file__).parents[3] / "benchmarks" / "reference.py"
+    spec = importlib.util.spec_from_file_location("benchmarks_reference", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, spec.name, module)  # where dataclasses looks a module up
+        spec.loader.exec_module(module)
+    return module

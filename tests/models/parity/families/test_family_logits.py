@@ -1,0 +1,104 @@
+"""Logits of tiny random models against transformers in float32, for every way a prompt may arrive."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+TINY = (
+    "llama tied",
+    "llama untied, llama3 rope",
+    "llama wide heads, linear rope",
+    "llama biases",
+    "mistral",
+    "mistral window",
+    "qwen3 tied",
+    "qwen3 wide heads",
+    "gemma3",
+    "gemma3 linear rope",
+    "gemma3 own layers and scale",
+)
+IN_GGUF = tuple(name for name in TINY if name not in ("mistral window", "gemma3 own layers and scale"))
+
+TOLERANCE = 1e-4
+TOKENS = np.random.default_rng(3).integers(0, 203, (2, 57)).tolist()
+
+
+def reference_logits(model: Any, tokens: list[int]) -> npt.NDArray[np.float32]:
+    with torch.inference_mode():
+        return model(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+
+
+def check(found: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]) -> None:
+    assert found.dtype == np.float32
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+
+
+def check_schedules(make: Callable[..., Any], path: Path, model: Any) -> None:
+    """Whole, in uneven chunks then token by token, and two rows side by side, over a ring and over a long table."""
+    first, second = TOKENS
+    expected, other = reference_logits(model, first), reference_logits(model, second)
+    assert np.abs(expected).max() > 1, "the reference must say something"
+
+    whole = make(path)
+    whole.open(1)
+    check(whole.step((1, first[:45])), expected[44:45])
+
+    small = make(path, chunk=7)  # a window's ring wraps several times
+    small.open(2)
+    at = 0
+    for size in (1, 7, 3, 7, 7, 2, 7, 5, 6):
+        check(small.step((2, first[at : at + size])), expected[at + size - 1 : at + size])
+        at += size
+    for position in range(at, at + 12):
+        check(small.step((2, first[position : position + 1])), expected[position : position + 1])
+
+    small.open(0)
+    small.open(2)
+    at, behind = 0, 0
+    for size, late in ((4, 3), (7, 1), (1, 7), (1, 1), (5, 5), (1, 1)):
+        found = small.step((2, first[at : at + size]), (0, second[behind : behind + late]))
+        at, behind = at + size, behind + late
+        check(found, np.stack([expected[at - 1], other[behind - 1]]))
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_safetensors(name: str, saved: Any, runner: Any) -> None:
+    check_schedules(runner, *saved(name))
+
+
+@pytest.mark.parametrize("name", ["llama untied, llama3 rope", "qwen3 tied", "gemma3"])
+def test_shards(name: str, saved: Any, runner: Any) -> None:
+    path, model = saved(name, max_shard_size="70KB")
+    assert len(list(path.glob("*.safetensors"))) > 2
+    check_schedules(runner, path, model)
+
+
+@pytest.mark.parametrize("name", ["llama untied, llama3 rope", "llama wide heads, linear rope", "gemma3 linear rope"])
+def test_configuration_of_transformers_4(name: str, saved: Any, old_config: Any, runner: Any) -> None:
+    path, model = saved(name)
+    old_config(path)
+    check_schedules(runner, path, model)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
+@pytest.mark.parametrize("name", IN_GGUF)
+def test_gguf(name: str, kind: str, written: Any, runner: Any) -> None:
+    check_schedules(runner, *written(name, kind))
+
+
+@pytest.mark.parametrize("name", ["llama tied", "qwen3 wide heads", "gemma3"])
+def test_the_gguf_writer_agrees_with_transformers_reader(name: str, written: Any) -> None:
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    path, model = written(name, "Q8_0")
+    found = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
+    expected = model.state_dict()
+    assert set(expected) - set(found) <= {"lm_head.weight"}
+    for parameter, weight in found.items():
+        torch.testing.assert_close(weight, expected[parameter], rtol=0, atol=1e-6)

@@ -1,0 +1,232 @@
+"""Chat templates render as Hugging Face's apply_chat_template does."""
+
+from collections.abc import Callable
+from datetime import datetime
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers.utils import chat_template_utils
+
+from poot_models.checkpoint import GgufFile
+from poot_models.errors import TemplateError, TemplateRefusal, TemplateRenderError
+from poot_models.text import ChatTemplate
+
+TEMPLATES = sorted((Path(__file__).parents[1] / "data" / "templates").glob("*.jinja"))
+NOW = datetime(2025, 3, 14, 15, 9)
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+USER = {"role": "user", "content": "  Hello <b>\U0001f999</b> {{ 7 * 7 }}\n"}
+CHATS: dict[str, list[dict[str, Any]]] = {
+    "user": [USER],
+    "system": [{"role": "system", "content": "Be brief."}, USER],
+    "turns": [
+        {"role": "system", "content": "Be brief."},
+        USER,
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": "Why?"},
+    ],
+    "reasoning": [
+        USER,
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nYes.", "reasoning": "hm"},
+        {"role": "user", "content": "Why?"},
+    ],
+    "calls": [
+        USER,
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"id": "call12345", "type": "function", "function": {"name": "find", "arguments": {"q": "ü", "n": 2}}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "call12345", "name": "find", "content": "nothing"},
+    ],
+    "empty": [],
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "find",
+            "description": "Finds things \u00e9.",
+            "parameters": {
+                "type": "object",
+                "properties": {"q": {"type": "string", "description": "what"}, "n": {"type": "integer"}},
+                "required": ["q"],
+            },
+        },
+    }
+]
+Render = Callable[..., str]
+
+
+class Stopped(datetime):
+    @classmethod
+    def now(cls, tz: Any = None) -> datetime:
+        return NOW
+
+
+@pytest.fixture
+def reference(monkeypatch: pytest.MonkeyPatch) -> Render:
+    monkeypatch.setattr(chat_template_utils, "datetime", Stopped)
+
+    def render(source: str, chat: list[dict[str, Any]], **options: Any) -> str:
+        rendered, _ = chat_template_utils.render_jinja_template([chat], chat_template=source, **TOKENS, **options)
+        return rendered[0]
+
+    return render
+
+
+def ours(source: str, **options: Any) -> ChatTemplate:
+    return ChatTemplate(source, now=lambda: NOW, **TOKENS, **options)
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
+def test_renders_as_transformers(path: Path, reference: Render) -> None:
+    source = path.read_text()
+    template = ours(source)
+    rendered = 0
+    for (name, chat), tools, prompt in product(CHATS.items(), (None, TOOLS), (True, False)):
+        try:
+            want = reference(source, chat, tools=tools, add_generation_prompt=prompt)
+        except Exception:  # the reference lets anything through
+            with pytest.raises((TemplateRefusal, TemplateRenderError)):
+                template.render(chat, tools=tools, add_generation_prompt=prompt)
+        else:
+            rendered += 1
+            assert template.render(chat, tools=tools, add_generation_prompt=prompt) == want, name
+    assert rendered >= 8
+
+
+def test_there_are_templates() -> None:
+    assert len(TEMPLATES) >= 10
+
+
+def test_smollm2_says_what_it_was_trained_on(smollm2_path: Path, reference: Render) -> None:
+    source = GgufFile(smollm2_path).metadata["tokenizer.chat_template"]
+    assert ours(source).render([{"role": "user", "content": "Hi"}]) == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    for chat in CHATS.values():
+        assert ours(source).render(chat) == reference(source, chat, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize("content", ["The answer is", "trailing space ", "two\nlines\n"])
+@pytest.mark.parametrize(
+    "stem", ["Qwen-Qwen2.5-7B-Instruct", "google-gemma-2-2b-it", "meta-llama-Llama-3.2-3B-Instruct"]
+)
+def test_continues_the_final_message(stem: str, content: str, reference: Render) -> None:
+    source = next(path for path in TEMPLATES if path.stem == stem).read_text()
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]
+    text = ours(source).render(chat, continue_final_message=True)
+    assert text == reference(source, chat, continue_final_message=True)
+    assert text.rstrip().endswith(content.rstrip())
+    assert chat[1]["content"] == content
+
+
+@pytest.mark.parametrize("chat", [[], [{"role": "assistant"}], [{"role": "user", "content": ["part"]}]])
+def test_nothing_to_continue(chat: list[dict[str, Any]]) -> None:
+    with pytest.raises(TemplateRenderError, match=r"no text in the last message|leaves out"):
+        ours("{{ messages[0].role }}").render(chat, continue_final_message=True)
+
+
+SYNTAX = [
+    "{% for m in messages %}\n    {{ m.content }}\n{% endfor %}\n{# gone #}\nend",
+    "{% for m in messages %}{{ loop.index }}/{{ loop.length }} {{ loop.last }} {{ loop.previtem }}{% endfor %}",
+    "{% for m in messages if m.role == 'user' %}{{ loop.nextitem is defined }}{% else %}none{% endfor %}",
+    "{% for m in messages %}{% if loop.index0 == 1 %}{% continue %}{% endif %}{{ m.role }}{% break %}{% endfor %}",
+    "{% for k, v in messages[0].items() %}{{ k }}={{ v }};{% endfor %}{% for x in nothing %}never{% endfor %}",
+    "{% generation %}{{ messages[0].content }}{% set x = 1 %}{% endgeneration %}{{ x is defined }}",
+    "{{ messages | tojson }}{{ messages | tojson(indent=2, sort_keys=true) }}{{ 'é<' | tojson(ensure_ascii=true) }}",
+    "{{ strftime_now('%d %b %Y') }}{{ bos_token }}{{ eos_token }}{{ unk_token }}{{ tools is none }}{{ documents }}",
+    "{% set ns = namespace(a=1, self=2) %}{% set ns.a = ns.a + 1 %}{{ ns.a }}{{ ns.self }}{{ dict(a=1)['a'] }}",
+    "{% macro say(x) %}[{{ x }}{% for c in x %}{{ c }}{% endfor %}]{% endmacro %}{{ say('ab') }}{{ say(x='c') }}",
+    "{{ '%s has %d, %5.2f' % ('a', 2, 3.0) }}{{ 'ab' * 3 }}{{ 2 ** 10 }}{{ 7 % 4 }}{{ [1] * 2 }}{{ 2.5 * 2 }}",
+    "{{ messages[0].content[:5] | trim | upper }}{{ range(3) | list }}{{ ['b', 'a'] | sort | join(',') }}{{ extra }}",
+    "{% if messages[0]['content'] is string %}s{% endif %}{{ messages[1:] }}",
+    "{% for g in messages | groupby('role') %}{{ g.grouper }}{% for m in g.list recursive %}{{ m.role }}{% endfor %}"
+    "{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("source", SYNTAX)
+def test_the_language_is_that_of_transformers(source: str, reference: Render) -> None:
+    for name in ("user", "turns", "calls"):
+        want = reference(source, CHATS[name], extra=[1])
+        assert ours(source).render(CHATS[name], add_generation_prompt=False, extra=[1]) == want
+
+
+def test_a_template_for_tools() -> None:
+    template = ours("plain", tool_use="tools: {{ tools[0].function.name }}")
+    assert template.render([USER]) == "plain"
+    assert template.render([USER], tools=[]) == "plain"
+    assert template.render([USER], tools=TOOLS) == "tools: find"
+
+
+def test_missing_content() -> None:
+    calls = [{"role": "assistant", "content": None, "tool_calls": []}]
+    assert ours("{{ 'x' in messages[0].content }}").render(calls) == "False"
+    assert ours("{{ messages[0].content is none }}").render(calls) == "True"
+    assert ours("{{ messages[0]['content'] is not none }}").render([{"role": "assistant"}]) == "False"
+    searched = "{{ messages[0].reasoning_content is not none }}{{ messages[0].content + '' }}"
+    assert ours(searched).render(calls) == "True"
+
+
+def test_reasoning_has_one_name() -> None:
+    for name in ("reasoning", "thinking", "reasoning_content"):
+        chat = [{"role": "assistant", "content": "a", name: "why"}]
+        assert ours("{{ messages[0].reasoning_content }} {{ messages[0].thinking }}").render(chat) == "why why"
+
+
+def test_a_template_may_refuse() -> None:
+    template = ours("{% if messages[0].role != 'user' %}{{ raise_exception('user first!') }}{% endif %}ok")
+    assert template.render([USER]) == "ok"
+    with pytest.raises(TemplateRefusal, match="user first!"):
+        template.render([{"role": "system", "content": ""}])
+
+
+@pytest.mark.parametrize(
+    ("source", "chat"),
+    [
+        ("{{ messages[0].content.missing.more }}", [USER]),
+        ("{{ messages[0].content + 1 }}", [USER]),
+        ("{{ messages[5].content.x }}", [USER]),
+        ("{{ 1 / 0 }}", []),
+        ("{{ nothing() }}", []),
+        ("{{ unknown | tojson }}", []),
+        ("{% for x in none %}{% endfor %}", []),
+        ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", []),
+        ("{{ strftime_now(1) }}", []),
+    ],
+)
+def test_failing_on_a_conversation_is_a_typed_error(source: str, chat: list[dict[str, Any]]) -> None:
+    template = ours(source)
+    with pytest.raises(TemplateRenderError, match=r"cannot render this conversation: .+"):
+        template.render(chat)
+
+
+@pytest.mark.parametrize("name", ["messages", "self", "bos_token", "pad_token"])
+def test_arguments_do_not_replace_what_the_model_says(name: str) -> None:
+    template = ours("{{ thinking }}{{ pad_token }}", special_tokens={"pad_token": "<pad>"})
+    assert template.render([], thinking="on") == "on<pad>"
+    arguments: dict[str, Any] = {name: "x"}
+    with pytest.raises(TemplateRenderError, match=name):
+        template.render([], **arguments)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("{% if %}", "{{ a", "{% for x in y %}", "{{ x | no_such_filter }}", "{% include 'x' %}{% endif %}"),
+        "{% if a %}" * 5000 + "{% endif %}" * 5000,
+        "{{ " + "(" * 20_000 + ")" * 20_000 + " }}",
+        "x" * ((1 << 20) + 1),
+    ],
+)
+def test_templates_that_do_not_compile(source: str) -> None:
+    with pytest.raises(TemplateError) as caught:
+        ours(source)
+    assert type(caught.value) is TemplateError
+    assert str(caught.value).startswith("the chat template")

@@ -1,0 +1,257 @@
+"""Tokenizers from tokenizer.json and the files beside it."""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Library
+
+from poot_models.errors import InvalidTextError, TextError, TokenizerError
+from poot_models.text import Tokenizer
+from poot_models.text.from_json import json_tokenizer
+
+Write = Callable[..., Path]
+
+
+def byte_level_library(*, special: bool = True, bos: bool = True) -> Library:
+    """All 256 bytes, "he", a BOS, an end, and a token of the user's own."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {char: id for id, char in enumerate(alphabet)} | {"he": 256}
+    library = Library(models.BPE(vocab, [("h", "e")]))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.add_tokens([
+        AddedToken("<bos>", special=True, normalized=False),
+        AddedToken("<|im_end|>", special=special, normalized=not special),
+        AddedToken("<think>", special=False, normalized=False),
+    ])  # fmt: skip
+    if bos:
+        library.post_processor = processors.TemplateProcessing("<bos> $A", "<bos> $A $B", [("<bos>", 257)])
+    return library
+
+
+def sentencepiece_library(*, strip: bool = True) -> Library:
+    texts = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "b", "\u2581a"]
+    model = models.BPE(
+        {text: id for id, text in enumerate(texts)},
+        [("\u2581", "a")],
+        unk_token="<unk>",
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    library = Library(model)
+    library.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    steps: list[Any] = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    library.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip else steps)
+    library.add_special_tokens([AddedToken(name, normalized=False) for name in ("<unk>", "<s>", "</s>")])
+    return library
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def files(library: Library | str | bytes | None, **contents: Any) -> Path:
+        if isinstance(library, Library):
+            library.save(str(tmp_path / "tokenizer.json"))
+        elif library is not None:
+            (tmp_path / "tokenizer.json").write_bytes(library.encode() if isinstance(library, str) else library)
+        for name, content in contents.items():
+            text = content if isinstance(content, str) else json.dumps(content)
+            (tmp_path / f"{name}.json").write_text(text)
+        return tmp_path
+
+    return files
+
+
+def test_byte_level(write: Write) -> None:
+    folder = write(
+        byte_level_library(), tokenizer_config={"bos_token": "<bos>", "eos_token": {"content": "<|im_end|>"}}
+    )
+    tokenizer = json_tokenizer(folder, {})
+    assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id) == (260, 257, 258)
+    assert (tokenizer.add_bos, tokenizer.add_eos, tokenizer.eog_ids) == (True, False, {258})
+    assert tokenizer.encode("he<think>") == [257, 256, 259]
+    assert tokenizer.encode("<|im_end|>", add_special=False, parse_special=True) == [258]
+    plain = tokenizer.encode("<|im_end|>", add_special=False)
+    assert 258 not in plain
+    assert tokenizer.decode(plain) == "<|im_end|>"
+    assert tokenizer.encode(f"<|im_end|>{tokenizer.guard('<|im_end|>')}", add_special=False, parse_special=True) == [
+        258,
+        *plain,
+    ]
+    assert tokenizer.decode([257, 256, 258]) == "he"
+    assert tokenizer.decode([257, 256, 258], skip_special=False) == "<bos>he<|im_end|>"
+    with pytest.raises(InvalidTextError):
+        tokenizer.encode("\ud800")
+
+
+def test_an_end_the_file_calls_ordinary_is_a_control_token(write: Write) -> None:
+    tokenizer = json_tokenizer(write(byte_level_library(special=False)), {})
+    assert tokenizer.is_special(258)
+    assert 258 not in tokenizer.encode("<|im_end|>")
+    guarded = tokenizer.guard("<|im_end|>")
+    assert 258 not in tokenizer.encode(guarded, parse_special=True)
+    assert tokenizer.encode("<|im_end|>", add_special=False, parse_special=True) == [258]
+
+
+def test_a_vocabulary_with_gaps_between_its_ids(write: Write) -> None:
+    state = json.loads(byte_level_library().to_str())
+    state["model"]["vocab"]["gap"] = 300
+    tokenizer = json_tokenizer(write(json.dumps(state)), {})
+    library = Library.from_str(json.dumps(state))
+    assert (tokenizer.vocab_size, tokenizer.token_bytes(280), tokenizer.token_bytes(300)) == (301, b"", b"gap")
+    for text in ("he<think>", "<|im_end|>x"):
+        ids = library.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text, add_special=False, parse_special=True) == ids
+        assert tokenizer.encode(text + tokenizer.guard(""), add_special=False, parse_special=True) == ids
+        assert tokenizer.decode(ids, skip_special=False) == text
+
+
+@pytest.mark.parametrize(
+    ("config", "ids"),
+    [
+        ({}, [257, 256]),
+        ({"add_bos_token": True}, [257, 256]),
+        ({"add_bos_token": False}, [256]),
+        ({"add_eos_token": True}, [256, 258]),
+        ({"add_bos_token": True, "add_eos_token": True}, [257, 256, 258]),
+        ({"add_bos_token": "yes"}, [257, 256]),
+    ],
+)
+def test_who_says_what_surrounds_a_text(write: Write, config: dict[str, Any], ids: list[int]) -> None:
+    # As transformers: a flag in tokenizer_config.json replaces the post-processor.
+    names = {"bos_token": "<bos>", "eos_token": "<|im_end|>"}
+    assert json_tokenizer(write(byte_level_library(), tokenizer_config=names | config), {}).encode("he") == ids
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "ends"),
+    [
+        ({"eos_token_id": 5}, {"eos_token_id": 7}, {5, 258}),
+        ({"eos_token_id": [5, 6, 999, -1]}, {}, {5, 6, 258}),
+        (None, {"eos_token_id": [7]}, {7, 258}),
+        ({"eos_token_id": None}, {}, {258}),
+        ({"eos_token_id": "x"}, {}, {258}),
+    ],
+)
+def test_generation_config_adds_ends(
+    write: Write, generation: dict[str, Any] | None, config: dict[str, Any], ends: set[int]
+) -> None:
+    folder = write(byte_level_library(), **({} if generation is None else {"generation_config": generation}))
+    assert json_tokenizer(folder, config).eog_ids == ends
+
+
+def test_sentencepiece(write: Write) -> None:
+    names = {"bos_token": "<s>", "eos_token": "</s>"}
+    tokenizer = json_tokenizer(write(sentencepiece_library(), special_tokens_map=names), {})
+    assert tokenizer.encode("a é") == [262, 259, 3 + 0xC3, 3 + 0xA9]
+    assert tokenizer.decode([1, 262, 259, 3 + 0xC3, 3 + 0xA9]) == "a é"
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.add_bos, tokenizer.eog_ids) == (1, 2, False, {2})
+    bare = json_tokenizer(write(sentencepiece_library(strip=False)), {})
+    assert bare.decode([262]) == " a"
+
+
+@pytest.mark.parametrize("make", [byte_level_library, sentencepiece_library])
+@given(ids=st.lists(st.integers(0, 262), max_size=12))
+@settings(max_examples=150, deadline=None)
+def test_decode_is_the_librarys(
+    make: Callable[[], Library], ids: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    library, tokenizer = loaded(make, tmp_path_factory)
+    # One difference is meant: for bytes that are not UTF-8 the library's byte fallback writes a U+FFFD for each byte of
+    # the whole run, ours one for each maximal subpart.
+    skip = library.decode(ids, skip_special_tokens=True)
+    keep = library.decode(ids, skip_special_tokens=False)
+    if make is byte_level_library or "\ufffd" not in skip + keep:
+        assert tokenizer.decode(ids) == skip
+        assert tokenizer.decode(ids, skip_special=False) == keep
+
+
+@pytest.mark.parametrize("make", [byte_level_library, sentencepiece_library])
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=20))
+@settings(max_examples=100, deadline=None)
+def test_encode_is_the_librarys(
+    make: Callable[[], Library], text: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    library, tokenizer = loaded(make, tmp_path_factory)
+    assert tokenizer.encode(text) == library.encode(text).ids
+
+
+def loaded(make: Callable[[], Library], folders: pytest.TempPathFactory) -> tuple[Library, Tokenizer]:
+    library, folder = make(), folders.getbasetemp() / make.__name__
+    folder.mkdir(exist_ok=True)
+    library.save(str(folder / "tokenizer.json"))
+    return library, json_tokenizer(folder, {})
+
+
+BROKEN = ["", "null", "[]", "{}", "[" * 200_000, '{"a":' * 200_000, '{"version": "1.0"}', b"\xff\xfe", b"\x00" * 1000]
+
+
+@pytest.mark.parametrize("content", BROKEN)
+def test_broken_files_are_refused(write: Write, content: str | bytes) -> None:
+    with pytest.raises(TokenizerError, match=r"not a tokenizer\.json"):
+        json_tokenizer(write(content), {})
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config", "special_tokens_map", "generation_config"])
+@pytest.mark.parametrize("content", ["[", "[1]", "[" * 100_000, '"x"'])
+def test_broken_companions_are_refused(write: Write, name: str, content: str) -> None:
+    with pytest.raises(TokenizerError, match=name):
+        json_tokenizer(write(byte_level_library(), **{name: content}), {})
+
+
+def test_missing_and_oversized_files(write: Write, tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"add the model's tokenizer\.json"):
+        json_tokenizer(tmp_path, {})
+    (tmp_path / "tokenizer.model").write_bytes(b"x")
+    with pytest.raises(TokenizerError, match=r"tokenizer\.model alone is not read"):
+        json_tokenizer(tmp_path, {})
+    with (tmp_path / "tokenizer.json").open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    with pytest.raises(TokenizerError, match="over 67108864 bytes"):
+        json_tokenizer(tmp_path, {})
+
+
+@pytest.mark.parametrize("decoder", [None, decoders.WordPiece(), decoders.CTC()])
+def test_other_decoders_are_refused_by_name(write: Write, decoder: Any) -> None:
+    library = byte_level_library()
+    if decoder is None:
+        state = json.loads(library.to_str()) | {"decoder": None}
+        folder, name = write(json.dumps(state)), "none"
+    else:
+        library.decoder = decoder
+        folder, name = write(library), type(decoder).__name__
+    with pytest.raises(TokenizerError, match=name):
+        json_tokenizer(folder, {})
+
+
+def test_a_huge_token_id_is_refused(write: Write) -> None:
+    state = json.loads(byte_level_library().to_str())
+    state["model"]["vocab"]["he"] = 2**32 - 1
+    with pytest.raises(TokenizerError, match="token ids up to"):
+        json_tokenizer(write(json.dumps(state)), {})
+
+
+def test_a_panic_of_the_library_is_a_typed_error(write: Write) -> None:
+    state = json.loads(byte_level_library().to_str())
+    state["post_processor"]["special_tokens"] = {}  # its template still names <bos>
+    with pytest.raises(TokenizerError, match="tokenizers library gave up"):
+        json_tokenizer(write(json.dumps(state)), {})
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_damaged_file_is_refused_or_read(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.getbasetemp() / "damaged"
+    folder.mkdir(exist_ok=True)
+    raw = bytearray(sentencepiece_library().to_str().encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.sampled_from(b'0"{}[]:,nx\xff'))
+    (folder / "tokenizer.json").write_bytes(raw[: data.draw(st.integers(len(raw) // 2, len(raw)))])
+    with suppress(TextError):
+        json_tokenizer(folder, {}).encode("a")
