@@ -1,0 +1,119 @@
+"""A model path to a running engine: what start-up does, in order, and how long each part took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from poot_batch.engine import Engine
+from poot_batch.errors import StartError
+from poot_batch.kv import KvSpace
+from poot_batch.request import EngineConfig, EngineInfo
+from poot_executor.devices import open_device
+from poot_models import load
+from poot_models.text import TextModel
+
+if TYPE_CHECKING:
+    from poot_batch.driver import Prepared
+
+MAX_ROWS = 4096
+MAX_SEQ = 2**24
+
+Progress = Callable[[str, int, int], None]
+
+
+def build_engine(
+    config: EngineConfig, progress: Progress = lambda phase, done, total: None
+) -> tuple[Engine, TextModel]:
+    """Load, fit, prepare.
+
+    The model's headers are checked before torch is imported, so that a bad file is refused at once. `progress(phase,
+    done, total)` has phases "model", "device", "weights" (bytes) and "entries". Raises ModelError, ExecutorError, and
+    StartError for a configuration that is none.
+    """
+    _check(config)
+    times = _Times()
+    progress("model", 0, 1)
+    model = load(config.model)
+    times.mark("model")
+    progress("device", 0, 1)
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(lambda: model.text)
+        # This brings torch, unless there is no such backend.
+        device = open_device(config.backend, threads=config.threads)
+        times.mark("device")
+        text = loading.result()
+        times.mark("text")
+    from poot_batch.driver import ModelDriver, prepare_model
+
+    ends = text.tokenizer.eog_ids
+    prepared = prepare_model(
+        model, device, rows=config.rows, max_seq=config.max_seq, ends=tuple(sorted(ends)), progress=progress
+    )
+    times.mark("prepare")
+    shape = prepared.shape
+    engine = Engine(
+        ModelDriver(prepared),
+        KvSpace(shape.block, prepared.fit.blocks, shape.tables),
+        _info(config, prepared, ends, times.seconds),
+        text.tokenizer,
+        capacity=shape.tokens,
+    )
+    return engine, text
+
+
+def _check(config: EngineConfig) -> None:
+    for name, value, least, most in (("rows", config.rows, 1, MAX_ROWS), ("max_seq", config.max_seq, 2, MAX_SEQ)):
+        if not least <= value <= most:
+            message = f"{name} must be between {least} and {most}, not {value}"
+            raise StartError(message, reason_code="invalid_config")
+
+
+class _Times:
+    """Seconds between marks."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def mark(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] = now - self._last
+        self._last = now
+
+
+def _info(config: EngineConfig, prepared: Prepared, ends: Iterable[int], seconds: dict[str, float]) -> EngineInfo:
+    from poot_executor.runtime import EntryKey
+
+    entries, found, model = prepared.entries.compiled.entries, prepared.fit, prepared.model
+    steps = sorted((key for key in entries if key.program == "step"), key=lambda key: key.capacity)
+    decode, prefill = (entries[key] for key in (steps[0], steps[-1]))
+    head = entries[EntryKey("head", found.rows)]
+    account = prepared.device.account
+    fixed = account.of("weights") + account.of("kv")
+    report = [*found.reasons, *(f"unused tensor {name}" for name in model.ignored)]
+    report += [entry.report() for entry in entries.values()]
+    return EngineInfo(
+        model=config.model,
+        architecture=model.architecture,
+        backend=prepared.device.backend,
+        device=prepared.device.name,
+        rows=found.rows,
+        max_seq=found.max_seq,
+        vocab_size=model.vocab_size,
+        eos_ids=tuple(sorted(ends)),
+        kv_block_size=prepared.shape.block,
+        kv_blocks=sum(found.blocks),
+        weight_bytes=account.of("weights"),
+        kv_bytes=account.of("kv"),
+        workspace_bytes=account.total - fixed,
+        device_total_bytes=found.capacity,
+        decode_dispatches=decode.dispatches + head.dispatches,
+        decode_activation_peak_bytes=max(decode.activation_peak, head.activation_peak),
+        prefill_dispatches=prefill.dispatches + head.dispatches,
+        prefill_activation_peak_bytes=max(prefill.activation_peak, head.activation_peak),
+        start_seconds=seconds,
+        report=tuple(report),
+    )

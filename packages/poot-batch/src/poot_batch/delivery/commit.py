@@ -1,0 +1,118 @@
+"""Commit: what a step's tokens mean for their requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from poot_batch.delivery.text import RowText
+from poot_batch.errors import NonFiniteLogitsError, RequestError
+from poot_batch.request import FinishReason, Output, TokenLogprob
+from poot_batch.schedule import Sequence, StepPlan, StepResult
+from poot_models.text import Tokenizer
+
+
+class Committer:
+    """Turns step results into outputs. `finish(sequence)` is called once for each sequence that ends here.
+
+    Neither an end token nor a stop string ends a row within its first min_tokens. End tokens (of the model, and the request's stop_token_ids) end a row and are not delivered. The tokens of a
+    sequence that ended while the step was in flight are dropped.
+    """
+
+    def __init__(self, ends: frozenset[int], tokenizer: Tokenizer | None, finish: Callable[[Sequence], None]) -> None:
+        self._ends, self._tokenizer, self._finish = ends, tokenizer, finish
+        self._texts: dict[Sequence, RowText] = {}
+
+    def open(self, sequence: Sequence) -> None:
+        """Prepare for a sequence's tokens. Raises RequestError for stop strings when the engine has no tokenizer."""
+        request = sequence.request
+        sequence.stops = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else self._ends)
+        if request.stop:
+            if self._tokenizer is None:
+                raise RequestError("this engine has no tokenizer, so it takes no stop strings", param="stop")
+            self._texts[sequence] = RowText(request, self._tokenizer)
+
+    def close(self, sequence: Sequence) -> None:
+        """Forget a sequence that ended elsewhere."""
+        self._texts.pop(sequence, None)
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[Output]:
+        tokens, flags = result.tokens.tolist(), result.flags.tolist()
+        outputs = []
+        for n, sequence in enumerate(plan.sampling):
+            if sequence.finished:
+                continue
+            token, count = tokens[n], sequence.committed
+            # Most rows of most steps: no first and no last token, nothing but the token to tell.
+            if (
+                0 < count < sequence.max_tokens - 1
+                and not flags[n]
+                and token not in sequence.stops
+                and sequence not in self._texts
+                and (result.chosen is None or sequence.request.sampling.logprobs is None)
+            ):
+                sequence.committed = count + 1
+                outputs.append(Output(request_id=sequence.request.id, tokens=(token,)))
+            else:
+                outputs.append(self._commit(sequence, token, bool(flags[n]), result, n))
+        return outputs
+
+    def _commit(self, sequence: Sequence, token: int, flagged: bool, result: StepResult, n: int) -> Output:
+        request, text = sequence.request, self._texts.get(sequence)
+        if flagged:
+            error = NonFiniteLogitsError("the model's logits for this request are not finite")
+            return self._end(sequence, "error", error=error)
+        sequence.committed += 1
+        if token in sequence.stops and sequence.committed > request.min_tokens:
+            return self._end(sequence, "stop", text=text.finish()[0] if text else None)
+        said, finish = self._advance(sequence, text, token)
+        top = request.sampling.logprobs
+        logprobs = None if top is None else (_logprob(result, n, token, top),)
+        if finish is not None:
+            return self._end(sequence, finish, (token,), said, logprobs)
+        first = sequence.committed == 1
+        return Output(
+            request_id=request.id,
+            tokens=(token,),
+            text=said,
+            logprobs=logprobs,
+            prompt_tokens=sequence.prompt_length if first else 0,
+        )
+
+    def _advance(self, sequence: Sequence, text: RowText | None, token: int) -> tuple[str | None, FinishReason | None]:
+        """Text of a row, and whether it ends, after one more token that is no end token."""
+        full = sequence.committed >= sequence.max_tokens
+        if text is None:
+            return None, "length" if full else None
+        said, stopped = text.push(token, may_stop=sequence.committed > sequence.request.min_tokens)
+        if not stopped and full:
+            rest, stopped = text.finish()
+            return said + rest, "stop" if stopped else "length"
+        return said, "stop" if stopped else None
+
+    def _end(
+        self,
+        sequence: Sequence,
+        finish: FinishReason,
+        tokens: tuple[int, ...] = (),
+        text: str | None = None,
+        logprobs: tuple[TokenLogprob, ...] | None = None,
+        error: NonFiniteLogitsError | None = None,
+    ) -> Output:
+        self._finish(sequence)
+        self.close(sequence)
+        return Output(
+            request_id=sequence.request.id,
+            tokens=tokens,
+            text=text,
+            logprobs=logprobs,
+            finish=finish,
+            prompt_tokens=sequence.prompt_length,
+            error_code=error.code if error else None,
+            error_message=str(error) if error else None,
+        )
+
+
+def _logprob(result: StepResult, n: int, token: int, top: int) -> TokenLogprob:
+    assert result.chosen is not None and result.top_ids is not None and result.top_values is not None
+    pairs = zip(result.top_ids[n, :top].tolist(), result.top_values[n, :top].tolist(), strict=True)
+    return TokenLogprob(token, float(result.chosen[n]), tuple(pairs))

@@ -1,0 +1,102 @@
+"""From a model and wishes to prepared programs: fit first, then allocate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from poot_batch.request.params import MAX_LOGIT_BIAS, MAX_LOGPROBS
+from poot_executor.devices import Device
+from poot_executor.ir import Graph
+from poot_executor.memory import Demand, Fit, Pool, fit
+from poot_executor.programs import FULL, LOGPROBS, PENALTIES, open_graph, sample_graph
+from poot_executor.runtime import EntryKey, EntrySet, compile_graphs, prepare
+from poot_executor.runtime.prepare import Progress
+from poot_models import ModelHandle
+from poot_models.blocks import StepShape
+
+BLOCK = 16
+# Tokens that one step runs at most.
+STEP_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model that is ready to run, and what was settled on."""
+
+    device: Device
+    model: ModelHandle
+    entries: EntrySet
+    shape: StepShape
+    fit: Fit
+
+
+def prepare_model(
+    model: ModelHandle,
+    device: Device,
+    *,
+    rows: int,
+    max_seq: int,
+    ends: tuple[int, ...],
+    step_tokens: int = STEP_TOKENS,
+    progress: Progress = lambda phase, done, total: None,
+) -> Prepared:
+    """Fit the workload to the device, then prepare every entry.
+
+    `rows` and `max_seq` are wishes: the fit may halve them, and the model's own limit caps the length. `ends` are the
+    tokens that end a text, `step_tokens` the tokens of one step at most. Raises CapacityError before anything is
+    allocated.
+    """
+    capacity = device.capacity()
+    limit = min(max_seq, model.max_positions)
+
+    def demand(rows: int, max_seq: int) -> Demand:
+        shape = _shape(model, rows, max_seq, step_tokens, None)
+        compiled = compile_graphs(device, _graphs(model, device, shape, ends))
+        pools = tuple(
+            Pool(group.name, group.block_elements(BLOCK) * device.activation.size, table)
+            for group, table in zip(model.groups, shape.tables, strict=True)
+        )
+        return Demand(compiled.weights, compiled.arena, compiled.state_bytes("rows"), compiled.staging, 0, pools)
+
+    found = fit(rows, limit, capacity, demand, f"{device.backend} ({device.name})")
+    shape = _shape(model, found.rows, found.max_seq, step_tokens, found.blocks)
+    compiled = compile_graphs(device, _graphs(model, device, shape, ends))
+    return Prepared(device, model, prepare(device, compiled, model.weights, progress), shape, found)
+
+
+def _shape(
+    model: ModelHandle, rows: int, max_seq: int, step_tokens: int, blocks: tuple[int, ...] | None
+) -> StepShape:
+    tokens = max(rows, min(step_tokens, max_seq))
+    tables = tuple(group.blocks_per_row(max_seq, BLOCK, tokens) for group in model.groups)
+    return StepShape(tokens, rows, max_seq, BLOCK, blocks or tables, tables, bias=MAX_LOGIT_BIAS)
+
+
+def ladder(device: Device, shape: StepShape) -> tuple[int, ...]:
+    """Capacities of the step entries.
+
+    A recording runs its whole capacity, so a recording device gets a fine ladder; one that does only the live work
+    needs an entry for decoding and one for prompts.
+    """
+    if not device.records:
+        return tuple(sorted({min(shape.rows, shape.tokens), shape.tokens}))
+    steps = [1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(384, 2049, 128)]
+    return (*(step for step in steps if step < shape.tokens), shape.tokens)
+
+
+def _graphs(model: ModelHandle, device: Device, shape: StepShape, ends: tuple[int, ...]) -> Mapping[EntryKey, Graph]:
+    """Every entry of a generative model."""
+    graphs: dict[EntryKey, Graph] = {EntryKey("open", 1): open_graph(shape.row_table)}
+    for tokens in ladder(device, shape):
+        graphs[EntryKey("step", tokens)] = model.step(replace(shape, tokens=tokens))
+    graphs[EntryKey("head", shape.rows)] = model.head(shape.rows, shape)
+    top = min(MAX_LOGPROBS, model.vocab_size)
+    for count in range(4):
+        for chosen in combinations((FULL, PENALTIES, LOGPROBS), count):
+            features = frozenset(chosen)
+            graphs[EntryKey("sample", shape.rows, features)] = sample_graph(
+                shape.row_table, shape.rows, model.vocab_size, features, ends=ends, top=top
+            )
+    return graphs

@@ -1,0 +1,6 @@
+"""Paged KV as host bookkeeping: block pools with reference counts, reservations over all groups. No tensors."""
+
+from poot_batch.kv.pool import BlockPool
+from poot_batch.kv.space import KvSpace, Reservation
+
+__all__ = ["BlockPool", "KvSpace", "Reservation"]

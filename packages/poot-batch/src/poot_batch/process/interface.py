@@ -1,0 +1,51 @@
+"""The seam between a server and an engine: what the HTTP server needs, proved by a fake in its tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Literal, Protocol
+
+from poot_batch.request import EngineInfo, EngineStats, GenerateRequest, Output
+
+EngineState = Literal["serving", "draining", "dead"]
+
+
+class RequestStream(Protocol):
+    """The deliveries of one request. Iteration ends after the output whose `finish` is set.
+
+    Every submitted request ends exactly once; when the engine dies, with finish "error" and code "engine_dead".
+    Iterating grants credit: a reader that does not iterate pauses its own row and nobody else's.
+    """
+
+    request_id: int
+
+    def __aiter__(self) -> AsyncIterator[Output]: ...
+
+    def cancel(self) -> None:
+        """Free the row at the next step. Safe at any time, any number of times; ends the stream with "abort"."""
+
+
+class EngineClient(Protocol):
+    """An engine seen from an asyncio event loop."""
+
+    info: EngineInfo
+
+    @property
+    def state(self) -> EngineState: ...
+
+    def next_request_id(self) -> int: ...
+
+    def submit(self, request: GenerateRequest) -> RequestStream:
+        """Queue a request.
+
+        Raises RequestError for one that can never be served, EngineDeadError, EngineDrainingError.
+        """
+
+    async def stats(self) -> EngineStats:
+        """Counters and gauges, as of the last step. Raises EngineDeadError."""
+
+    async def drain(self, timeout_seconds: float) -> None:
+        """Take no new requests, wait for the running ones, cancel what still runs after the timeout."""
+
+    async def close(self) -> None:
+        """End the engine. Open streams end with "abort"."""

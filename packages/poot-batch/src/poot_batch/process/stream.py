@@ -1,0 +1,83 @@
+"""The outputs of one request as an asyncio iterator that grants credit as it is read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import msgspec
+
+from poot_batch.request import Output
+
+# Tokens that a stream's reader may be behind before its row pauses, and how many are granted at a time.
+CREDIT = 64
+GRANT = 32
+
+
+class Requests(Protocol):
+    """Where a stream sends what its reader does."""
+
+    def cancel(self, request_id: int) -> None: ...
+
+    def grant(self, request_id: int, tokens: int) -> None: ...
+
+
+class Stream:
+    """See `poot_batch.process.interface.RequestStream`. Outputs that wait together are given as one.
+
+    Iterating may stop (break, or a cancelled task) and go on later: nothing that was not given is lost.
+    """
+
+    def __init__(self, request_id: int, credit: int, requests: Requests) -> None:
+        self.request_id = request_id
+        self._requests = requests
+        self._outputs: deque[Output] = deque()
+        self._arrived = asyncio.Event()
+        # A row with little credit is granted more in smaller parts, since it pauses once it has used all of it.
+        self._grant_at = max(1, min(GRANT, credit // 2))
+        self._taken = 0
+        self._ended = False
+
+    def put(self, output: Output) -> None:
+        self._outputs.append(output)
+        self._arrived.set()
+
+    def cancel(self) -> None:
+        self._requests.cancel(self.request_id)
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        while not self._ended:
+            await self._arrived.wait()
+            if not self._outputs:
+                self._arrived.clear()
+                continue
+            output = merged(self._outputs)
+            self._ended = output.finish is not None
+            self._grant(len(output.tokens))
+            yield output
+
+    def _grant(self, tokens: int) -> None:
+        self._taken += tokens
+        if self._taken >= self._grant_at and not self._ended:
+            self._requests.grant(self.request_id, self._taken)
+            self._taken = 0
+
+
+def merged(outputs: deque[Output]) -> Output:
+    """Take all that wait as one output."""
+    if len(outputs) == 1:
+        return outputs.popleft()
+    parts = tuple(outputs)
+    outputs.clear()
+    texts = [part.text for part in parts if part.text is not None]
+    logprobs = [part.logprobs for part in parts if part.logprobs is not None]
+    return msgspec.structs.replace(
+        parts[-1],
+        tokens=tuple(token for part in parts for token in part.tokens),
+        text="".join(texts) if texts else None,
+        logprobs=tuple(entry for entries in logprobs for entry in entries) if logprobs else None,
+        prompt_tokens=max(part.prompt_tokens for part in parts),
+        cached_tokens=max(part.cached_tokens for part in parts),
+    )

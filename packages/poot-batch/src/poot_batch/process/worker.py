@@ -1,0 +1,195 @@
+"""The engine process: `python -m poot_batch.process.worker SOCKET_FD PIPE_FD`.
+
+It speaks frames over an inherited socket and lives no longer than its parent: when the pipe's other end closes, it
+exits, whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Iterable
+
+from poot_batch.engine import Engine
+from poot_batch.errors import EngineError, RequestError, StartError
+from poot_batch.process import frames
+from poot_batch.request import Output
+
+_READ_BYTES = 1 << 20
+# Undelivered bytes at which the loop stops stepping until the peer reads.
+_OUTBOX_LIMIT = 16 * 2**20
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit code: 0 after a shutdown, 1 when the engine could not start or gave up."""
+    channel = socket.socket(fileno=int(arguments[0]))
+    threading.Thread(target=_die_with_parent, args=(int(arguments[1]),), daemon=True).start()
+    # A terminal's Ctrl-C goes to the server, which drains this process in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    peer = _Peer(channel)
+    engine = _start(peer)
+    if engine is None:
+        return 1
+    # What start-up made stays; collecting it again and again would only pause the loop.
+    gc.collect()
+    gc.freeze()
+    try:
+        return _Loop(engine, peer).run()
+    finally:
+        engine.close()
+
+
+def _die_with_parent(pipe: int) -> None:
+    os.read(pipe, 1)
+    os._exit(1)
+
+
+class _Peer:
+    """The socket: frames in, frames out, nothing lost when the peer is slow."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        channel.setblocking(False)
+        self._channel = channel
+        self._reader = frames.FrameReader()
+        self._outbox = bytearray()
+        self.gone = False
+
+    @property
+    def clogged(self) -> bool:
+        return len(self._outbox) > _OUTBOX_LIMIT
+
+    def send(self, frame: frames.FromEngine) -> None:
+        self._outbox += frames.encode(frame)
+        self.flush()
+
+    def flush(self) -> None:
+        while self._outbox and not self.gone:
+            try:
+                sent = self._channel.send(self._outbox)
+            except BlockingIOError:
+                return
+            except OSError:
+                self.gone = True
+                return
+            del self._outbox[:sent]
+
+    def receive(self, timeout: float | None) -> list[frames.ToEngine]:
+        """Frames that are there, after waiting at most `timeout` seconds (None: until there is something)."""
+        writers = [self._channel] if self._outbox else []
+        readable, writable, _ = select.select([self._channel], writers, [], timeout)
+        if writable:
+            self.flush()
+        if not readable:
+            return []
+        try:
+            data = self._channel.recv(_READ_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            self.gone = True
+        return [frames.decode_to_engine(payload) for payload in self._reader.feed(data)]
+
+    def finish(self) -> None:
+        """Send what is left, waiting for the peer as long as it reads."""
+        self._channel.settimeout(5.0)
+        try:
+            self._channel.sendall(self._outbox)
+        except OSError:
+            self.gone = True
+
+
+def _start(peer: _Peer) -> Engine | None:
+    from poot_batch.build import build_engine
+    from poot_executor.errors import ExecutorError
+    from poot_models.errors import ModelError
+
+    config = None
+    while config is None:
+        for frame in peer.receive(None):
+            if isinstance(frame, frames.Start):
+                config = frame.config
+        if peer.gone:
+            return None
+    try:
+        engine, _ = build_engine(config, lambda phase, done, total: peer.send(frames.Progress(phase, done, total)))
+    except StartError as error:
+        peer.send(frames.Failed(error.reason_code, str(error)))
+    except (ModelError, ExecutorError) as error:
+        peer.send(frames.Failed(error.code, str(error)))
+    except MemoryError:
+        peer.send(frames.Failed("capacity", "the host has no memory left for this model"))
+    except Exception as error:
+        traceback.print_exc()
+        peer.send(frames.Failed("internal_error", f"{type(error).__name__}: {error}"))
+    else:
+        peer.send(frames.Ready(engine.info))
+        return engine
+    peer.finish()
+    return None
+
+
+class _Loop:
+    """Step while there is work, wait for frames while there is none."""
+
+    def __init__(self, engine: Engine, peer: _Peer) -> None:
+        self._engine, self._peer = engine, peer
+        self._ending = False
+
+    def run(self) -> int:
+        while not self._ending:
+            working = self._engine.busy and not self._peer.clogged
+            for frame in self._peer.receive(0 if working else None):
+                self._handle(frame)
+            if self._peer.gone:
+                return 1
+            if self._engine.busy and not self._peer.clogged:
+                try:
+                    self._deliver(self._engine.step())
+                except EngineError as error:
+                    self._deliver(self._engine.abandon(error))
+                    self._peer.send(frames.Failed(error.code, str(error)))
+                    self._peer.finish()
+                    return 1
+        self._peer.finish()
+        return 0
+
+    def _handle(self, frame: frames.ToEngine) -> None:
+        match frame:
+            case frames.Generate():
+                self._submit(frame)
+            case frames.Cancel(request_id):
+                self._deliver(self._engine.cancel(request_id))
+            case frames.Grant(request_id, tokens):
+                self._engine.grant(request_id, tokens)
+            case frames.AskStats(serial):
+                self._peer.send(frames.Stats(serial, self._engine.stats()))
+            case frames.Shutdown():
+                self._ending = True
+            case frames.Start():
+                raise ValueError("an engine starts once")
+
+    def _submit(self, frame: frames.Generate) -> None:
+        request = frames.unpack_request(frame)
+        try:
+            self._engine.submit(request)
+        except RequestError as error:
+            # The client checks first, by the same rules; this is for one that did not.
+            refusal = Output(request_id=request.id, finish="error", error_code=error.code, error_message=str(error))
+            self._deliver([refusal])
+
+    def _deliver(self, outputs: Iterable[Output]) -> None:
+        batch = list(outputs)
+        if batch:
+            self._peer.send(frames.pack_outputs(batch))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

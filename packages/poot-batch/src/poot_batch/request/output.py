@@ -1,0 +1,38 @@
+"""What the engine delivers for a request."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "tool_calls", "error", "abort"]
+FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "tool_calls", "error", "abort")
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of one emitted token and of the asked-for alternatives, most likely first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One delivery of one request: the tokens that one step (or several) committed.
+
+    `text` is None unless the request has stop strings; then it is the text that became final with these tokens, and
+    the concatenation over all outputs is the whole text. `finish` is set on the last output, exactly once. With
+    finish "error", `error_code` and `error_message` say why (`error_code` is that of an EngineError class).
+    `prompt_tokens` and `cached_tokens` are set on the first output and on the last one.
+    """
+
+    request_id: int
+    tokens: tuple[int, ...] = ()
+    text: str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish: FinishReason | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    error_code: str | None = None
+    error_message: str | None = None

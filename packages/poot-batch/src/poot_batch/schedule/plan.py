@@ -1,0 +1,56 @@
+"""What a step runs, and what it brought."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from poot_batch.schedule.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRun:
+    """Positions `first` to `first + count` of a sequence's prompt. The last of them samples if it ends the prompt."""
+
+    sequence: Sequence
+    first: int
+    count: int
+
+    @property
+    def samples(self) -> bool:
+        return self.first + self.count == self.sequence.prompt_length
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The runs of a step: rows that go one token on from their history, then chunks of prompts."""
+
+    decode: tuple[Sequence, ...]
+    prompts: tuple[PromptRun, ...]
+    sampling: tuple[Sequence, ...]
+    """The sequences that sample, in the order of the runs and of the result."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(run.count for run in self.prompts)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.decode) + self.prompt_tokens
+
+    @property
+    def runs(self) -> int:
+        return len(self.decode) + len(self.prompts)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Host arrays over the rows that sampled: tokens and flags (N,); log-probabilities if any row asked."""
+
+    tokens: npt.NDArray[np.int32]
+    flags: npt.NDArray[np.int32]
+    chosen: npt.NDArray[np.float32] | None = None
+    top_ids: npt.NDArray[np.int32] | None = None
+    top_values: npt.NDArray[np.float32] | None = None
