@@ -1,0 +1,44 @@
+"""The console script. Nothing heavy is imported before the command line is known to be right."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from poot_serve import __version__
+from poot_serve.errors import SettingsError, StartUpError
+from poot_serve.settings import help_text, log_level, parse
+
+
+def main() -> None:
+    """Runs `poot-serve` and ends the process with one of the exit codes of `--help`."""
+    code = run(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Granian's runtime may panic while the interpreter is torn down, after everything that matters is done.
+    os._exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """The whole program but its exit; returns the exit code."""
+    if any(argument in ("-h", "--help") for argument in arguments):
+        print(help_text(), end="")
+        return 0
+    if "--version" in arguments:
+        print(f"poot-serve {__version__}")
+        return 0
+    try:
+        settings, level = parse(arguments), log_level()
+    except SettingsError as error:
+        print(f"poot-serve: {error}", file=sys.stderr)
+        return 2
+    from poot_serve.launch import launch
+
+    try:
+        return launch(settings, level)
+    except SettingsError as error:
+        print(f"poot-serve: {error}", file=sys.stderr)
+        return 2
+    except StartUpError as error:
+        print(f"poot-serve: {error}", file=sys.stderr)
+        return 1

@@ -1,0 +1,1 @@
+"""What is checked of a request before anything of it is believed: head, body, JSON text."""

@@ -1,0 +1,56 @@
+"""Checks of a request's head, on the raw header pairs that ASGI delivers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from poot_serve.errors import (
+    BadLengthError,
+    BodyTooLargeError,
+    HeadTooLargeError,
+    LengthRequiredError,
+    MediaTypeError,
+    TransferEncodingError,
+)
+from poot_serve.limits.host import Listener, check_host
+
+RawHeaders = Iterable[tuple[bytes, bytes]]
+LINE_OVERHEAD = 4  # ": " and CRLF of each header line
+_LENGTH = re.compile(rb"0|[1-9][0-9]{0,18}")
+_JSON_TYPE = re.compile(rb'application/json(?:[ \t]*;[ \t]*charset=(?:utf-8|"utf-8"))?[ \t]*;?[ \t]*', re.IGNORECASE)
+
+
+def check_head(headers: RawHeaders, listener: Listener, max_bytes: int) -> None:
+    """What every request must satisfy: head size, one Host that names the listener, no Transfer-Encoding.
+
+    Raises HeadTooLargeError, BadHostError, WrongHostError or TransferEncodingError.
+    """
+    pairs = list(headers)
+    if sum(len(name) + len(value) + LINE_OVERHEAD for name, value in pairs) > max_bytes:
+        raise HeadTooLargeError(f"the request's headers exceed {max_bytes} bytes")
+    check_host([value for name, value in pairs if name == b"host"], listener)
+    if any(name == b"transfer-encoding" for name, _ in pairs):
+        raise TransferEncodingError("Transfer-Encoding is not taken; send the body with a Content-Length")
+
+
+def body_length(headers: RawHeaders, max_bytes: int) -> int:
+    """The length in bytes that a JSON body states, checked before any of it is read.
+
+    Raises MediaTypeError, LengthRequiredError, BadLengthError or BodyTooLargeError.
+    """
+    pairs = list(headers)
+    types = [value for name, value in pairs if name == b"content-type"]
+    if len(types) != 1 or _JSON_TYPE.fullmatch(types[0].strip(b" \t")) is None:
+        raise MediaTypeError("the body must be sent with Content-Type: application/json")
+    if any(name == b"content-encoding" for name, _ in pairs):
+        raise MediaTypeError("Content-Encoding is not taken; send the body as it is")
+    lengths = [value for name, value in pairs if name == b"content-length"]
+    if not lengths:
+        raise LengthRequiredError("the body must be sent with a Content-Length")
+    if len(lengths) != 1 or _LENGTH.fullmatch(lengths[0]) is None:
+        raise BadLengthError("Content-Length must be one plain decimal number")
+    length = int(lengths[0])
+    if length > max_bytes:
+        raise BodyTooLargeError(f"the body has {length} bytes; at most {max_bytes} are taken")
+    return length

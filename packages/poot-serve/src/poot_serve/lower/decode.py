@@ -1,0 +1,67 @@
+"""Bytes of a body to a typed wire request, every refusal naming its field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+
+from poot_serve.errors import BadJsonError, FieldError, UnsupportedFieldError
+from poot_serve.limits.json_text import check_json_text
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_AT = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
+_MISSING = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
+MAX_NEUTRAL_BYTES = 64
+
+
+def decode_body(body: bytes, kind: type[T], unbuilt: Mapping[str, tuple[str, ...]]) -> T:
+    """The wire request in `body`.
+
+    `unbuilt` maps the name of a field that this server does not act on to the JSON texts of the values that ask for
+    nothing; any other value is refused, since ignoring it would change the answer unseen. Raises BadJsonError,
+    FieldError or UnsupportedFieldError.
+    """
+    check_json_text(body)
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError:
+        raise BadJsonError("the body must be a JSON object") from None
+    except msgspec.DecodeError as error:
+        raise BadJsonError(f"the body is not JSON: {error}") from None
+    for name, neutral in unbuilt.items():
+        if name in fields:
+            _refuse_unless_neutral(name, fields[name], neutral)
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise field_error(str(error)) from None
+    except msgspec.DecodeError as error:
+        raise BadJsonError(f"the body is not JSON: {error}") from None
+
+
+def _refuse_unless_neutral(name: str, raw: msgspec.Raw, neutral: tuple[str, ...]) -> None:
+    text = bytes(raw)
+    if len(text) <= MAX_NEUTRAL_BYTES and msgspec.json.format(text, indent=-1).decode("utf-8") in neutral:
+        return
+    taken = " or ".join(value for value in neutral)
+    raise UnsupportedFieldError(f"{name} is not supported by this server; leave it out or send {taken}", param=name)
+
+
+def field_error(message: str) -> FieldError:
+    """A FieldError from the message of a msgspec.ValidationError, with the field's path as `param`.
+
+    >>> field_error("Expected `str`, got `int` - at `$.messages[0].role`").param
+    'messages[0].role'
+    """
+    at = _AT.search(message)
+    path = at["path"].replace("[...]", "") if at else ""
+    what = message[: at.start()] if at else message
+    missing = _MISSING.match(what)
+    if missing is not None:
+        path = f"{path}.{missing['field']}" if path else missing["field"]
+        what = "this required field is missing"
+    return FieldError(f"{path}: {what}" if path else what, param=path or None)

@@ -1,0 +1,1 @@
+"""Wire types of the OpenAI API: what is read from a client and written to it."""

@@ -1,0 +1,44 @@
+"""Wire types of /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from poot_serve.protocol.request import GenerationFields
+from poot_serve.protocol.usage import Usage
+
+
+class CompletionRequest(GenerationFields, frozen=True, kw_only=True):
+    prompt: str | list[int | str | list[int]]
+    logprobs: int | None = None
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """Four parallel lists. `text_offset` counts characters from the start of the choice's text."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer, and equally one chunk of a stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET

@@ -1,0 +1,1 @@
+"""One module a route; each reads, checks and hands on."""

