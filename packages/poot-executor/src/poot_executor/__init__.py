@@ -10,6 +10,8 @@ from poot_executor.errors import (
     KernelUnavailableError,
 )
 
+__version__ = "0.1.0"
+
 __all__ = [
     "BackendUnavailableError",
     "CapacityError",
@@ -18,4 +20,5 @@ __all__ = [
     "ExecutorError",
     "GraphError",
     "KernelUnavailableError",
+    "__version__",
 ]

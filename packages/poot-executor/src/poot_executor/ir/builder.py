@@ -87,7 +87,7 @@ class GraphBuilder:
         """Mark a temporary as read back by the host under `name`."""
         value = self._own(value)
         if value.role is not Role.TEMPORARY:
-            raise GraphError(f"{value.name} is a {value.role.value}, not a temporary: it cannot be an output")
+            raise GraphError(f"{value.name} ({value.role.value}) is no temporary: it cannot be an output")
         self._values[value.id] = replace(value, name=name, role=Role.OUTPUT)
         self._outputs.append(value.id)
 

@@ -56,11 +56,14 @@ class Linear(Op):
             _linear_case(cls(), 3, 32, (24,)),
             _linear_case(cls(3), 5, 48, (32, 8, 8)),
             _linear_case(cls(2, True), 2, 32, (16, 16)),
+            _linear_case(cls(out=DType.F32), 9, 40, (17,)),
         ]
         packed = [_linear_case(cls(), 3, 512, (40,), Ggml(name)) for name in _GGML]
         packed += [
             _linear_case(cls(2), 1, 256, (32, 16), Ggml("Q4_1")),
             _linear_case(cls(), 40, 256, (32,), Ggml("Q6_K")),
+            _linear_case(cls(3), 2, 256, (32, 8, 8), Ggml("Q4_K"), Ggml("Q4_K"), Ggml("Q6_K")),
+            _linear_case(cls(2, True), 3, 256, (16, 8), Ggml("Q8_0")),
         ]
         return (*dense, *packed)
 
@@ -102,9 +105,13 @@ class Embed(Op):
         return (case(cls(), None, 20), case(cls(4.0), None, 20), *(case(cls(), Ggml(name), 256) for name in _GGML))
 
 
-def _linear_case(op: Linear, rows: int, width: int, outs: tuple[int, ...], encoding: Encoding | None = None) -> Example:
+def _linear_case(op: Linear, rows: int, width: int, outs: tuple[int, ...], *encodings: Encoding) -> Example:
+    """Weights in these encodings: none is float32, one is that of all."""
+
     def make(generator: torch.Generator) -> tuple[torch.Tensor | WeightSource, ...]:
-        weights = [_weight(generator, f"w{i}", out, width, encoding) for i, out in enumerate(outs)]
+        of = encodings if len(encodings) == len(outs) else (encodings or (None,)) * len(outs)
+        made = zip(outs, of, strict=True)
+        weights = [_weight(generator, f"w{i}", out, width, encoding) for i, (out, encoding) in enumerate(made)]
         biases = [dense_weight(f"b{i}", floats(generator, out)) for i, out in enumerate(outs)] if op.bias else []
         return (floats(generator, rows, width), *weights, *biases)
 
@@ -112,7 +119,8 @@ def _linear_case(op: Linear, rows: int, width: int, outs: tuple[int, ...], encod
     if op.bias:
         types += [TensorType((out,), DType.F32) for out in outs]
     roles = (Role.INPUT, *(Role.WEIGHT for _ in types[1:]))
-    return Example(f"{op} {rows}x{width} {encoding}", op, tuple(types), roles, make, {"tokens": max(1, rows - 1)})
+    name = f"{op} {rows}x{width} {', '.join(map(str, encodings)) or 'float32'}"
+    return Example(name, op, tuple(types), roles, make, {"tokens": max(1, rows - 1)})
 
 
 def _weight(generator: torch.Generator, name: str, out: int, width: int, encoding: Encoding | None) -> WeightSource:

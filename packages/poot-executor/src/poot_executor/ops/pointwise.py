@@ -19,7 +19,7 @@ def _example(op: Op, *shapes: tuple[int, ...], scale: float = 1.0) -> Example:
     """Float inputs of these shapes, all but one leading row live."""
     types = tuple(TensorType(shape, DType.ACT, "tokens") for shape in shapes)
     return Example(
-        f"{op}",
+        f"{op} {shapes}",
         op,
         types,
         (Role.INPUT,) * len(shapes),
@@ -129,4 +129,8 @@ class GatedActivation(Op):
 
     @classmethod
     def examples(cls) -> tuple[Example, ...]:
-        return (_example(cls("silu"), (5, 48), scale=3.0), _example(cls("gelu_tanh"), (2, 32), scale=3.0))
+        return (
+            _example(cls("silu"), (5, 48), scale=3.0),
+            _example(cls("silu"), (3, 64), scale=8.0),
+            _example(cls("gelu_tanh"), (2, 32), scale=3.0),
+        )

@@ -45,7 +45,7 @@ class RowLayout:
 
 @dataclass(frozen=True, slots=True)
 class OpenRow(Op):
-    """Write one row of the table: (block, ints, floats, bias_ids, bias_values, *tables) to the states' next versions."""
+    """Write one row: (block, ints, floats, bias_ids, bias_values, *tables) to new versions of all states given."""
 
     tables: int = 1
 

@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 _MASK = 0xFFFFFFFF
 
 
-def philox(seed_low: int, seed_high: int, counter: int) -> tuple[int, int, int, int]:
-    """Philox4x32-10 of the key (seed_low, seed_high) and the counter (counter, 0, 0, 0): four 32-bit words."""
-    c0, c1, c2, c3 = counter & _MASK, 0, 0, 0
-    k0, k1 = seed_low & _MASK, seed_high & _MASK
+def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """Philox4x32-10: four 32-bit words from a key and a counter of 32-bit words."""
+    (k0, k1), (c0, c1, c2, c3) = key, counter
     for _ in range(10):
         a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
         c0, c1, c2, c3 = (b >> 32) ^ c1 ^ k0, b & _MASK, (a >> 32) ^ c3 ^ k1, a & _MASK
@@ -32,8 +31,8 @@ def philox(seed_low: int, seed_high: int, counter: int) -> tuple[int, int, int, 
 
 
 def uniform(seed_low: int, seed_high: int, position: int) -> float:
-    """A number in [0, 1) with 24 random bits."""
-    return (philox(seed_low, seed_high, position)[0] >> 8) * 2.0**-24
+    """A number in [0, 1) with 24 random bits, of the key (seed_low, seed_high) and the counter (position, 0, 0, 0)."""
+    return (philox((seed_low & _MASK, seed_high & _MASK), (position & _MASK, 0, 0, 0))[0] >> 8) * 2.0**-24
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +81,12 @@ class AdjustLogits(Op):
         return (_row_example("bias and penalties", cls((3, 5)), extra=("bias_ids", "bias_values", "history")),)
 
 
+def _per_row(op: Op, logits: TensorType, rows: TensorType) -> tuple[TensorType, TensorType]:
+    """Tokens and flags of the rows."""
+    require(len(logits.shape) == 2 and logits.shape[0] >= rows.shape[0], op, f"{rows} does not fit {logits}")
+    return rows, rows
+
+
 @dataclass(frozen=True, slots=True)
 class Greedy(Op):
     """The most likely token, lowest id first among equals: logits (N, V), rows (N,) to (tokens, flags), both (N,).
@@ -93,8 +98,8 @@ class Greedy(Op):
     tolerance: ClassVar = EXACT
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        _, rows = inputs
-        return (rows, rows)
+        logits, rows = inputs
+        return _per_row(self, logits, rows)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         import torch
@@ -133,8 +138,8 @@ class Draw(Op):
     tolerance: ClassVar = EXACT
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        rows = inputs[1]
-        return (rows, rows)
+        logits, rows, _, _ = inputs
+        return _per_row(self, logits, rows)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         import torch
@@ -205,17 +210,13 @@ class TopLogProbs(Op):
     def examples(cls) -> tuple[Example, ...]:
         import torch
 
+        def make(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+            logits = floats(generator, 4, 300)
+            logits[1] = (logits[1] * 2).round()  # many are equal
+            return logits, torch.tensor([0, 299, 12, 0], dtype=torch.int32)
+
         types = (TensorType((4, 300), DType.F32, "rows"), TensorType((4,), DType.I32, "rows"))
-        return (
-            Example(
-                "five of 300",
-                cls(5),
-                types,
-                (Role.INPUT, Role.INPUT),
-                lambda generator: (floats(generator, 4, 300), torch.tensor([0, 299, 12, 0], dtype=torch.int32)),
-                {"rows": 3},
-            ),
-        )
+        return (Example("five of 300", cls(5), types, (Role.INPUT, Role.INPUT), make, {"rows": 3}),)
 
 
 def _row_example(name: str, op: Op, *, extra: tuple[str, ...]) -> Example:

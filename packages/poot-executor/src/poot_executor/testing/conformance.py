@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy.typing as npt
 import torch
 
 from poot_executor.devices.protocol import Device, Live
 from poot_executor.encodings.dequantise import dequantise
 from poot_executor.encodings.types import WeightSource
 from poot_executor.errors import KernelUnavailableError
-from poot_executor.ir import DType, GraphBuilder, Role, Value, verify
+from poot_executor.ir import DType, GraphBuilder, Role, TensorType, Value, verify
 from poot_executor.ops import Example, all_ops
-from poot_executor.runtime import EntryKey, EntrySet, compile_graphs, prepare
+from poot_executor.runtime import EntryKey, compile_graphs, prepare
 
 if TYPE_CHECKING:
     from poot_executor.ir.graph import Graph, Op
@@ -63,23 +64,25 @@ def run_case(case: Case, device: Device) -> Outcome:
     for index, tensor in enumerate(made):
         if isinstance(tensor, WeightSource) or index in example.derived:
             continue
-        data = tensor.contiguous().numpy()
+        data = _as(device, example.types[index], tensor)
         if example.roles[index] is Role.STATE:
-            entries.write_state(f"state_{index}", _as(device, example, index, tensor))
+            entries.write_state(f"state_{index}", data)
         else:
-            entries[key].stage(f"input_{index}", _as(device, example, index, tensor) if data.size else data)
+            entries[key].stage(f"input_{index}", data)
     entries[key].run(Live(**{name: example.live.get(name, 0) for name in Live._fields}))
-    return Outcome(_excess(case, made, outputs, entries, key, device))
+    found = [entries.read_state(name) if name.startswith("state_") else entries[key].read(name) for name in outputs]
+    return Outcome(_excess(example, made, found, device))
 
 
-def _as(device: Device, example: Example, index: int, tensor: torch.Tensor) -> object:
-    """Host array in the device's element type."""
-    dtype = example.types[index].resolve(device.activation).dtype
-    if dtype is DType.BF16:
-        return tensor.to(torch.bfloat16).contiguous().view(torch.uint16).numpy()
-    if dtype is DType.F16:
-        return tensor.to(torch.float16).contiguous().numpy()
-    return tensor.contiguous().numpy()
+def _as(device: Device, type_: TensorType, tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """Host array in the device's element type; bfloat16 as its bits."""
+    match type_.resolve(device.activation).dtype:
+        case DType.BF16:
+            tensor = tensor.to(torch.bfloat16).view(torch.uint16)
+        case DType.F16:
+            tensor = tensor.to(torch.float16)
+    array: npt.NDArray[Any] = tensor.contiguous().numpy()
+    return array
 
 
 def _graph(example: Example, made: tuple[torch.Tensor | WeightSource, ...]) -> tuple[Graph, list[str]]:
@@ -118,32 +121,25 @@ def _arity(example: Example) -> int:
 
 
 def _excess(
-    case: Case,
-    made: tuple[torch.Tensor | WeightSource, ...],
-    outputs: list[str],
-    entries: EntrySet,
-    key: EntryKey,
-    device: Device,
+    example: Example, made: tuple[torch.Tensor | WeightSource, ...], found: list[npt.NDArray[Any]], device: Device
 ) -> float:
-    example, worst = case.example, -float("inf")
+    """The largest excess of any element over the tolerance; infinite if there was nothing to compare."""
     cut = []
-    for index, source in enumerate(made[: _arity(example)]):
+    for source, type_ in zip(made[: _arity(example)], example.types, strict=False):
         if isinstance(source, WeightSource):
             cut.append(dequantise(source))
-            continue
-        live = example.types[index].live
-        cut.append(source[: example.live[live]] if live else source)
-    tolerance = case.op.tolerance
-    for name, expected in zip(outputs, example.op.reference(*cut), strict=True):
-        raw = entries.read_state(name) if name.startswith("state_") else entries[key].read(name)
-        found = torch.from_numpy(raw)
-        found = found.view(torch.bfloat16) if found.dtype == torch.uint16 else found
-        found = found[: len(expected)].double()
-        wanted = expected.double()
-        factor = 1.0 if device.activation is DType.F32 else tolerance.low
+        else:
+            cut.append(source[: example.live[type_.live]] if type_.live else source)
+    tolerance = example.op.tolerance
+    factor = 1.0 if device.activation is DType.F32 else tolerance.low
+    excesses = []
+    for array, expected in zip(found, example.op.reference(*cut), strict=True):
+        tensor = torch.from_numpy(array)
+        tensor = tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
+        given, wanted = tensor[: len(expected)].double(), expected.double()
+        same = (given == wanted) | (given.isnan() & wanted.isnan())
         bound = factor * (tolerance.absolute + tolerance.relative * wanted.abs())
-        same = (found == wanted) | (found.isnan() & wanted.isnan())
-        excess = torch.where(same, 0.0, (found - wanted).abs() - bound)
-        if excess.numel():
-            worst = max(worst, float(torch.where(excess.isnan(), float("inf"), excess).max()))
-    return worst
+        excess = torch.where(same, 0.0, (given - wanted).abs() - bound)
+        excesses.append(torch.where(excess.isnan(), float("inf"), excess).flatten())
+    everything = torch.cat(excesses)
+    return float(everything.max()) if everything.numel() else float("inf")

@@ -1,6 +1,7 @@
 """Kernels of the CPU backend. Importing the modules fills the table."""
 
 import poot_executor.backends.cpu.kernels.attention
+import poot_executor.backends.cpu.kernels.few_rows
 import poot_executor.backends.cpu.kernels.linear
 import poot_executor.backends.cpu.kernels.norm
 import poot_executor.backends.cpu.kernels.packed

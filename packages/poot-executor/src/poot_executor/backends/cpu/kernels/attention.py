@@ -68,27 +68,17 @@ def _plan_of(operand: Operand, device: Any) -> HostPlan:
 
 @CPU_KERNELS.register(KvWrite)
 class KvWriteKernel(CpuKernel):
-    name = "index_copy"
+    name = "numpy"
 
     def bind(self, site: Site, operands: Operands, device: Any) -> Launch:
-        k_pool, v_pool = view(operands.outputs[0]), view(operands.outputs[1])
+        k_pool, v_pool = view(operands.outputs[0]).numpy(), view(operands.outputs[1]).numpy()
 
         def launch(live: Live) -> Callable[[], object]:
-            k, v, slots = (view(operands.input(i), live) for i in range(3))
-            if len(slots) == 1:
-                at = slots.numpy()
-
-                def one() -> None:
-                    slot = int(at[0])
-                    k_pool[slot].copy_(k[0])
-                    v_pool[slot].copy_(v[0])
-
-                return one
+            k, v, slots = (view(operands.input(i), live).numpy() for i in range(3))
 
             def run() -> None:
-                index = slots.long()
-                k_pool.index_copy_(0, index, k)
-                v_pool.index_copy_(0, index, v)
+                k_pool[slots] = k
+                v_pool[slots] = v
 
             return run
 
@@ -120,21 +110,31 @@ def _items(runs: npt.NDArray[np.int32], tile: int, window: int | None) -> Iterat
 class PagedAttentionKernel(CpuKernel):
     name = "bmm, softmax, bmm"
 
+    def single(
+        self, op: PagedAttention, k_pool: torch.Tensor, v_pool: torch.Tensor, scratch: Scratch
+    ) -> Callable[[torch.Tensor, Slots, torch.Tensor], None] | None:
+        """A faster way for items of one query, (query, slots, result): there is none in torch."""
+        return None
+
     def workspace(self, site: Site) -> int:
-        return 4 * sum(_Scratch.sizes(site))
+        return 4 * sum(Scratch.sizes(site))
 
     def bind(self, site: Site, operands: Operands, device: Any) -> Launch:
         op = site.op
         assert isinstance(op, PagedAttention)
-        scratch = _Scratch(site, operands)
+        scratch = Scratch(site, operands)
         table, plan = view(operands.input(4)).numpy(), _plan_of(operands.input(3), device)
         k_pool, v_pool = view(operands.input(1)), view(operands.input(2))
+        single = self.single(op, k_pool, v_pool, scratch)
 
         def launch(live: Live) -> Callable[[], object]:
             q, out = view(operands.input(0), live), view(operands.outputs[0], live)
 
             def run() -> None:
                 for item, slots in plan.items(table, op.block):
+                    if single is not None and item.queries == 1:
+                        single(q[item.start], slots, out[item.start])
+                        continue
                     if isinstance(slots, slice):
                         keys, values = k_pool[slots], v_pool[slots]
                     else:
@@ -158,7 +158,7 @@ def _alone(run: Callable[[], None]) -> None:
         torch.set_num_threads(threads)
 
 
-class _Scratch:
+class Scratch:
     """Workspace of one attention node: gathered keys and values, packed queries, scores and weights, results."""
 
     def __init__(self, site: Site, operands: Operands) -> None:
@@ -172,7 +172,7 @@ class _Scratch:
     def tile(site: Site) -> int:
         """Queries that one product takes."""
         tokens, heads, _ = site.inputs[0].shape
-        return max(1, min(tokens, 128, _SCORE_BYTES // (4 * heads * _Scratch.longest(site))))
+        return max(1, min(tokens, 128, _SCORE_BYTES // (4 * heads * Scratch.longest(site))))
 
     @staticmethod
     def longest(site: Site) -> int:
@@ -185,7 +185,7 @@ class _Scratch:
     def sizes(site: Site) -> list[int]:
         """Elements of each part."""
         heads, width = site.inputs[0].shape[1:]
-        longest, tile = _Scratch.longest(site), _Scratch.tile(site)
+        longest, tile = Scratch.longest(site), Scratch.tile(site)
         keys, values = (longest * prod(site.inputs[i].shape[1:]) for i in (1, 2))
         scores = heads * tile * longest
         return [keys, values, tile * heads * width, scores, scores, tile * heads * site.inputs[2].shape[2]]
@@ -221,7 +221,7 @@ class _Part(NamedTuple):
     out: torch.Tensor
 
 
-def _attend(op: PagedAttention, part: _Part, keys: torch.Tensor, values: torch.Tensor, scratch: _Scratch) -> None:
+def _attend(op: PagedAttention, part: _Part, keys: torch.Tensor, values: torch.Tensor, scratch: Scratch) -> None:
     """At most `scratch.queries` queries, with all heads of a KV head in one product."""
     item, first, q, out = part
     queries = min(scratch.queries, item.queries - first)

@@ -65,13 +65,15 @@ class PackedLinearKernel(CpuKernel):
         sources: tuple[WeightSource, ...] = operands.held[: op.weights]
         bias = operands.held[op.weights] if op.bias else None
 
-        def launch(live: Live) -> Callable[[], None]:
+        def launch(live: Live) -> Callable[[], object]:
             x, out = view(operands.input(0), live), view(operands.outputs[0], live)
             if len(x) <= MAX_ROWS:
-                return _few(library, x, out, sources, bias)
-            assert operands.workspace is not None
-            scratch = typed(operands.workspace, (operands.workspace.type.shape[0] // 4,), None, DType.F32)
-            return _many(library, x, out, sources, bias, scratch)
+                run = _few(library, x, out, sources)
+            else:
+                assert operands.workspace is not None
+                scratch = typed(operands.workspace, (operands.workspace.type.shape[0] // 4,), None, DType.F32)
+                run = _many(library, x, out, sources, scratch)
+            return run if bias is None else partial(_with_bias, run, out, bias)
 
         return launch
 
@@ -87,58 +89,45 @@ def _piece_rows(shape: tuple[int, ...]) -> int:
     return min(shape[0], max(1, _PIECE // shape[1]))
 
 
+def _with_bias(run: Callable[[], object], out: torch.Tensor, bias: torch.Tensor) -> None:
+    run()
+    out.add_(bias)
+
+
 def _few(
-    library: NativeLibrary,
-    x: torch.Tensor,
-    out: torch.Tensor,
-    sources: tuple[WeightSource, ...],
-    bias: torch.Tensor | None,
-) -> Callable[[], None]:
+    library: NativeLibrary, x: torch.Tensor, out: torch.Tensor, sources: tuple[WeightSource, ...]
+) -> Callable[[], object]:
     calls, column = [], 0
     for source in sources:
         rows, width = source.shape
-        number = library.number(source.encoding, width, rows)
-        target = out.data_ptr() + 4 * column
-        calls.append(
-            partial(
-                library.matmul, number, source.data.ctypes.data, x.data_ptr(), x.stride(0), target, out.stride(0),
-                len(x), rows, width,
-            )
-        )  # fmt: skip
+        number, target = library.number(source.encoding, width, rows), out.data_ptr() + 4 * column
+        left = number, source.data.ctypes.data, x.data_ptr(), x.stride(0)
+        calls.append(partial(library.matmul, *left, target, out.stride(0), len(x), rows, width))
         column += rows
-    if len(calls) == 1 and bias is None:
+    if len(calls) == 1:
         return calls[0]
 
     def run() -> None:
         for call in calls:
             call()
-        if bias is not None:
-            out.add_(bias)
 
     return run
 
 
 def _many(
-    library: NativeLibrary,
-    x: torch.Tensor,
-    out: torch.Tensor,
-    sources: tuple[WeightSource, ...],
-    bias: torch.Tensor | None,
-    scratch: torch.Tensor,
-) -> Callable[[], None]:
+    library: NativeLibrary, x: torch.Tensor, out: torch.Tensor, sources: tuple[WeightSource, ...], scratch: torch.Tensor
+) -> Callable[[], object]:
     pieces, column = [], 0
     for source in sources:
         step = _piece_rows(source.shape)
         for first in range(0, source.shape[0], step):
             piece = source.rows(first, min(first + step, source.shape[0]))
-            pieces.append((piece, column + first))
+            pieces.append((piece, out[:, column + first : column + first + piece.shape[0]]))
         column += source.shape[0]
 
     def run() -> None:
-        for piece, at in pieces:
-            torch.mm(x, _decoded(library, piece, scratch).t(), out=out[:, at : at + piece.shape[0]])
-        if bias is not None:
-            out.add_(bias)
+        for piece, target in pieces:
+            torch.mm(x, _decoded(library, piece, scratch).t(), out=target)
 
     return run
 

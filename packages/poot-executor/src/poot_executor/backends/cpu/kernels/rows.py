@@ -91,19 +91,17 @@ class SlotMapKernel(CpuKernel):
 
 @CPU_KERNELS.register(KeepLast)
 class KeepLastKernel(CpuKernel):
-    name = "index_copy"
+    name = "numpy"
 
     def bind(self, site: Site, operands: Operands, device: Any) -> Launch:
         runs = view(operands.input(1)).numpy()
-        kept = view(operands.outputs[0])
+        kept = view(operands.outputs[0]).numpy()
 
         def launch(live: Live) -> Callable[[], object]:
-            hidden = view(operands.input(0), live)
+            hidden = view(operands.input(0), live).numpy()
 
             def run() -> None:
-                rows = torch.from_numpy(runs[: live.runs, 0].astype(np.int64))
-                last = torch.from_numpy(runs[: live.runs, 2].cumsum(dtype=np.int64) - 1)
-                kept.index_copy_(0, rows, hidden.index_select(0, last))
+                kept[runs[: live.runs, 0]] = hidden[runs[: live.runs, 2].cumsum() - 1]
 
             return run
 

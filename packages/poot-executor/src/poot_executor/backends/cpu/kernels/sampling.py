@@ -107,7 +107,8 @@ class DrawKernel(CpuKernel):
 
 
 def _draw(logits: torch.Tensor, ints: npt.NDArray[np.int32], reals: npt.NDArray[np.float32]) -> int:
-    p = torch.softmax(logits / float(reals[RowLayout.TEMPERATURE]), -1)
+    # Less the greatest, so that a small temperature overflows to nothing but minus infinity.
+    p = torch.softmax((logits - logits.max()) / float(reals[RowLayout.TEMPERATURE]), -1)
     threshold = _threshold(p, int(ints[RowLayout.TOP_K]), float(reals[RowLayout.TOP_P]), float(reals[RowLayout.MIN_P]))
     if threshold > 0:
         p.masked_fill_(p < threshold, 0.0)
@@ -152,14 +153,23 @@ class TopLogProbsKernel(CpuKernel):
 
             def run() -> None:
                 total = logits.logsumexp(-1, keepdim=True)
-                best, found = logits.topk(op.k)
-                # topk leaves the order of equals open.
-                order = torch.argsort(found, dim=-1)
-                order = order.gather(1, torch.argsort(best.gather(1, order), dim=-1, descending=True, stable=True))
-                torch.sub(best.gather(1, order), total, out=values)
-                ids.copy_(found.gather(1, order))
+                best, found = _top(logits, op.k)
+                torch.sub(best, total, out=values)
+                ids.copy_(found)
                 torch.sub(logits.gather(1, tokens.long()[:, None])[:, 0], total[:, 0], out=chosen)
 
             return run
 
         return launch
+
+
+def _top(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k greatest of each row and their ids, lowest id first among equals, which topk leaves open."""
+    best, found = logits.topk(k)
+    least = best[:, -1:]
+    cut = (logits == least).sum(-1) > (best == least).sum(-1)  # equals of the last one were left out: which is open
+    for row in cut.nonzero()[:, 0].tolist():
+        best[row], found[row] = (part[:k] for part in logits[row].sort(descending=True, stable=True))
+    order = torch.argsort(found, dim=-1)
+    order = order.gather(1, torch.argsort(best.gather(1, order), dim=-1, descending=True, stable=True))
+    return best.gather(1, order), found.gather(1, order)

@@ -1,4 +1,4 @@
-"""Compiling the C source for this very processor, once: the result is kept in a private directory."""
+"""Compiling the C sources for this very processor, once: the result is kept in a private directory."""
 
 from __future__ import annotations
 
@@ -20,31 +20,32 @@ class CompileError(Exception):
     """Why there is no library; the message is for people."""
 
 
-def compiled(source: Path) -> Path:
-    """The shared library of a C file.
+def compiled(directory: Path) -> Path:
+    """The shared library of a directory's C files.
 
-    It is named by what it depends on (source, flags, compiler, processor) and is compiled when it is not there yet.
+    It is named by what it depends on (sources, flags, compiler, processor) and is compiled when it is not there yet.
     Raises CompileError.
     """
+    sources = sorted(directory.glob("*.c"))
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
         raise CompileError(f"no C compiler on the path ({', '.join(COMPILERS)})")
     key = hashlib.sha256()
-    for part in (source.read_bytes(), repr(FLAGS).encode(), _version(compiler), _processor()):
+    texts = [path.read_bytes() for path in (*sources, *sorted(directory.glob("*.h")))]
+    for part in (*texts, repr(FLAGS).encode(), _version(compiler), _processor()):
         key.update(part)
         key.update(b"\0")
-    directory = _private_directory()
-    target = directory / f"{source.stem}-{key.hexdigest()[:32]}.so"
+    target = _private_directory() / f"{key.hexdigest()[:32]}.so"
     if not target.exists():
-        _compile(compiler, source, target)
+        _compile(compiler, sources, target)
     return target
 
 
-def _compile(compiler: str, source: Path, target: Path) -> None:
+def _compile(compiler: str, sources: list[Path], target: Path) -> None:
     with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".so", delete=False) as made:
         unfinished = Path(made.name)
     try:
-        command = [compiler, *FLAGS, "-o", str(unfinished), str(source)]
+        command = [compiler, *FLAGS, "-o", str(unfinished), *map(str, sources), "-lm"]
         run = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
         if run.returncode:
             raise CompileError(f"{compiler} failed: {run.stderr.decode(errors='replace').strip()[:500]}")

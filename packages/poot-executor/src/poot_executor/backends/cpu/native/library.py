@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from poot_executor.backends.cpu.native.compile import CompileError, compiled
 from poot_executor.encodings.types import Dense, Encoding
@@ -16,23 +18,20 @@ _MAX_OUTPUTS = 2**24
 
 
 class NativeLibrary:
-    """`matmul` and `decode` over packed weights. One thread calls; the library has workers of its own.
+    """The library's functions; what they do is said in the C files. One thread calls; workers are the library's own.
 
     Addresses are integers and unchecked: callers pass views that stay alive during the call.
     """
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
-        integer, pointer, long = ctypes.c_int, ctypes.c_void_p, ctypes.c_long
-        library.poot_threads.argtypes = [integer]
-        library.poot_threads.restype = integer
-        self.matmul = library.poot_matmul
-        self.matmul.argtypes = [integer, pointer, pointer, long, pointer, long, long, long, long]
-        self.matmul.restype = None
-        self.decode = library.poot_decode
-        self.decode.argtypes = [integer, pointer, pointer, long, long, long]
-        self.decode.restype = None
-        self._threads = library.poot_threads
+        self._threads = _function(library, "threads", "i", returns=ctypes.c_int)
+        self.matmul = _function(library, "matmul", "ipplpllll")
+        self.decode = _function(library, "decode", "ipplll")
+        self.rms_norm = _function(library, "rms_norm", "plppffppll")
+        self.attend = _function(library, "attend", "ppppppllllff")
+        self.gated = _function(library, "gated", "plplli")
+        self.rotary = _function(library, "rotary", "plpplllli")
 
     def start_threads(self, threads: int) -> int:
         """Have at least this many threads, the caller's among them; how many there are."""
@@ -47,10 +46,21 @@ class NativeLibrary:
         return ENCODINGS.index(name)
 
 
+_TYPES: dict[str, Any] = {"i": ctypes.c_int, "l": ctypes.c_long, "f": ctypes.c_float, "p": ctypes.c_void_p}
+
+
+def _function(library: ctypes.CDLL, name: str, signature: str, returns: Any = None) -> Callable[..., Any]:
+    """`poot_<name>`, with an argument for each letter of the signature."""
+    function = library[f"poot_{name}"]
+    function.argtypes = [_TYPES[letter] for letter in signature]
+    function.restype = returns
+    return function
+
+
 @cache
 def load_library() -> NativeLibrary | str:
     """The library, compiled if need be, or why there is none."""
     try:
-        return NativeLibrary(compiled(Path(__file__).with_name("matmul.c")))
+        return NativeLibrary(compiled(Path(__file__).parent))
     except (CompileError, OSError) as error:
         return str(error)

@@ -5,16 +5,14 @@
    packed, whatever M is. Block layouts: ggml-common.h of llama.cpp. Each row is summed by one thread in a fixed order,
    so results do not depend on the number of threads. */
 
-#include <pthread.h>
-#include <sched.h>
-#include <stdatomic.h>
 #include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-typedef float v16 __attribute__((vector_size(64), aligned(4)));
+#include "native.h"
 
-enum { PIECE = 256, MAX_ROWS = 16, MAX_THREADS = 256 };
+typedef uint8_t u8x16 __attribute__((vector_size(16), aligned(1)));
+
+enum { PIECE = 256, MAX_ROWS = 16, ROWS_AT_ONCE = 16 };
 
 /* ---- decoding ------------------------------------------------------------------------------------------------- */
 
@@ -58,28 +56,27 @@ static inline void q4_1(const uint8_t *b, float *out) {
     }
 }
 
-static inline void fifth(const uint8_t *high, const uint8_t *low, int *q) {
-    uint32_t bits;
-    memcpy(&bits, high, 4);
-    for (int i = 0; i < 16; i++) {
-        q[i] = (low[i] & 15) | (int)((bits >> i & 1) << 4);
-        q[16 + i] = (low[i] >> 4) | (int)((bits >> (16 + i) & 1) << 4);
-    }
+static inline u8x16 bytes(const uint8_t *p) { return *(const u8x16 *)p; }
+
+static inline v16 floats(v16i q) { return __builtin_convertvector(q, v16); }
+
+static inline v16i widen(u8x16 q) { return __builtin_convertvector(q, v16i); }
+
+/* 32 numbers of five bits, the fifth ones packed apart: d * (q - zero) + m. */
+static inline void five_bits(const uint8_t *high, const uint8_t *low, float d, float m, int zero, float *out) {
+    const v16i lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    int32_t packed;
+    memcpy(&packed, high, 4);
+    v16i bits = (v16i){0} + packed;
+    v16i first = widen(bytes(low) & 15) | (bits >> lanes & 1) << 4;
+    v16i second = widen(bytes(low) >> 4) | (bits >> (lanes + 16) & 1) << 4;
+    STORE(out, d * floats(first - zero) + m);
+    STORE(out + 16, d * floats(second - zero) + m);
 }
 
-static inline void q5_0(const uint8_t *b, float *out) {
-    float d = half(b);
-    int q[32];
-    fifth(b + 2, b + 6, q);
-    for (int i = 0; i < 32; i++) out[i] = d * (float)(q[i] - 16);
-}
+static inline void q5_0(const uint8_t *b, float *out) { five_bits(b + 2, b + 6, half(b), 0.0f, 16, out); }
 
-static inline void q5_1(const uint8_t *b, float *out) {
-    float d = half(b), m = half(b + 2);
-    int q[32];
-    fifth(b + 4, b + 8, q);
-    for (int i = 0; i < 32; i++) out[i] = d * (float)q[i] + m;
-}
+static inline void q5_1(const uint8_t *b, float *out) { five_bits(b + 4, b + 8, half(b), half(b + 2), 0, out); }
 
 static inline void q8_0(const uint8_t *b, float *out) {
     float d = half(b);
@@ -110,16 +107,15 @@ static inline void q3_k(const uint8_t *b, float *out) {
         scales[i] = (int8_t)((low | (packed[8 + i % 4] >> (2 * (i / 4)) & 3) << 4) - 32);
     }
     for (int half_ = 0; half_ < 2; half_++)
-        for (int j = 0; j < 4; j++)
-            for (int part = 0; part < 2; part++) {
-                float scale = d * (float)scales[8 * half_ + 2 * j + part];
-                const uint8_t *from = q + 32 * half_ + 16 * part, *bit = high + 16 * part;
-                float *to = out + 128 * half_ + 32 * j + 16 * part;
-                for (int i = 0; i < 16; i++) {
-                    int value = (from[i] >> (2 * j) & 3) - ((bit[i] >> (4 * half_ + j) & 1) ? 0 : 4);
-                    to[i] = scale * (float)value;
-                }
-            }
+        for (int part = 0; part < 2; part++) {
+            u8x16 two = bytes(q + 32 * half_ + 16 * part), bit = bytes(high + 16 * part) >> (4 * half_);
+            const int8_t *scale = scales + 8 * half_ + part;
+            float *to = out + 128 * half_ + 16 * part;
+            STORE(to, d * (float)scale[0] * floats(widen((two & 3) | (bit & 1) << 2) - 4));
+            STORE(to + 32, d * (float)scale[2] * floats(widen((two >> 2 & 3) | (bit & 2) << 1) - 4));
+            STORE(to + 64, d * (float)scale[4] * floats(widen((two >> 4 & 3) | (bit & 4)) - 4));
+            STORE(to + 96, d * (float)scale[6] * floats(widen((two >> 6) | (bit & 8) >> 1) - 4));
+        }
 }
 
 static inline void scale_and_minimum(const uint8_t *packed, int i, uint8_t *scale, uint8_t *minimum) {
@@ -167,18 +163,17 @@ static inline void q5_k(const uint8_t *b, float *out) {
 static inline void q6_k(const uint8_t *b, float *out) {
     const int8_t *scales = (const int8_t *)(b + 192);
     float d = half(b + 208);
-    for (int half_ = 0; half_ < 2; half_++) {
-        const uint8_t *low = b + 64 * half_, *high = b + 128 + 32 * half_;
-        for (int j = 0; j < 4; j++)
-            for (int part = 0; part < 2; part++) {
-                float scale = d * (float)scales[8 * half_ + 2 * j + part];
-                const uint8_t *from = low + 32 * (j & 1) + 16 * part, *bits = high + 16 * part;
-                float *to = out + 128 * half_ + 32 * j + 16 * part;
-                int shift = j < 2 ? 0 : 4;
-                for (int i = 0; i < 16; i++)
-                    to[i] = scale * (float)(((from[i] >> shift & 15) | (bits[i] >> (2 * j) & 3) << 4) - 32);
-            }
-    }
+    for (int half_ = 0; half_ < 2; half_++)
+        for (int part = 0; part < 2; part++) {
+            u8x16 low = bytes(b + 64 * half_ + 16 * part), next = bytes(b + 64 * half_ + 32 + 16 * part);
+            u8x16 high = bytes(b + 128 + 32 * half_ + 16 * part);
+            const int8_t *scale = scales + 8 * half_ + part;
+            float *to = out + 128 * half_ + 16 * part;
+            STORE(to, d * (float)scale[0] * floats(widen((low & 15) | (high & 3) << 4) - 32));
+            STORE(to + 32, d * (float)scale[2] * floats(widen((next & 15) | (high & 12) << 2) - 32));
+            STORE(to + 64, d * (float)scale[4] * floats(widen((low >> 4) | (high & 48)) - 32));
+            STORE(to + 96, d * (float)scale[6] * floats(widen((next >> 4) | (high & 192) >> 2) - 32));
+        }
 }
 
 static inline void f16(const uint8_t *b, float *out) {
@@ -205,8 +200,6 @@ typedef struct {
     long ldx, ldy, m, n, k;
 } job_t;
 
-#define LOAD(p) (*(const v16 *)(p))
-
 /* sums[m] += piece . x[m], for one row of x: two chains, since each addition waits for the one before. */
 static inline void dot1(v16 *sums, const float *piece, const float *x, long width) {
     v16 even = sums[0], odd = {0};
@@ -229,16 +222,9 @@ static inline void dot4x2(v16 *a, v16 *b, const float *pa, const float *pb, cons
     a[0] = a0, a[1] = a1, a[2] = a2, a[3] = a3, b[0] = b0, b[1] = b1, b[2] = b2, b[3] = b3;
 }
 
-static inline float total(v16 sum) {
-    float parts[16];
-    memcpy(parts, &sum, sizeof parts);
-    for (int width = 8; width; width /= 2)
-        for (int i = 0; i < width; i++) parts[i] += parts[i + width];
-    return parts[0];
-}
-
-static inline void products(const job_t *job, long k, long width, int rows, float pieces[2][PIECE],
-                            v16 sums[2][MAX_ROWS]) {
+/* Not inlined: the compiler would keep all sums in registers that it does not have. */
+__attribute__((noinline)) static void products(const job_t *job, long k, long width, int rows, float pieces[2][PIECE],
+                                               v16 sums[2][MAX_ROWS]) {
     const float *x = job->x + k;
     long m = 0;
     if (rows == 2)
@@ -248,10 +234,27 @@ static inline void products(const job_t *job, long k, long width, int rows, floa
         for (int r = 0; r < rows; r++) dot1(sums[r] + m, pieces[r], x + m * job->ldx, width);
 }
 
-/* Rows first..last of a weight in one encoding of SIZE elements and BYTES a block: their products with x, and (below)
-   their plain decoding. */
+/* Rows first..last of a weight in one encoding of SIZE elements and BYTES a block: their products with one row of x, where
+   short blocks never leave the registers; with more rows; and their plain decoding. */
 #define ENCODING(NAME, SIZE, BYTES)                                                                                    \
-    static void rows_##NAME(const job_t *job, long first, long last) {                                                 \
+    static void row_##NAME(const job_t *job, long first, long last) {                                                  \
+        const uint8_t *block = job->w + first * (job->k / SIZE * BYTES);                                               \
+        for (long n = first; n < last; n++) {                                                                          \
+            v16 sums[4] = {{0}, {0}, {0}, {0}};                                                                        \
+            for (long k = 0; k < job->k; k += SIZE, block += BYTES) {                                                  \
+                float piece[SIZE] __attribute__((aligned(64)));                                                        \
+                NAME(block, piece);                                                                                    \
+                for (int i = 0; i < SIZE / 16; i++) sums[i & 3] += LOAD(piece + 16 * i) * LOAD(job->x + k + 16 * i);   \
+            }                                                                                                          \
+            job->y[n] = total(sums[0] + sums[1] + sums[2] + sums[3]);                                                  \
+        }                                                                                                              \
+    }                                                                                                                  \
+    static void rows_##NAME(const void *given, long first, long last) {                                                \
+        const job_t *job = given;                                                                                      \
+        if (job->m == 1) {                                                                                             \
+            row_##NAME(job, first, last);                                                                              \
+            return;                                                                                                    \
+        }                                                                                                              \
         float pieces[2][PIECE] __attribute__((aligned(64)));                                                           \
         v16 sums[2][MAX_ROWS];                                                                                         \
         long row_bytes = job->k / SIZE * BYTES;                                                                        \
@@ -270,7 +273,8 @@ static inline void products(const job_t *job, long k, long width, int rows, floa
                 for (long m = 0; m < job->m; m++) job->y[m * job->ldy + n + r] = total(sums[r][m]);                    \
         }                                                                                                              \
     }                                                                                                                  \
-    static void decode_##NAME(const job_t *job, long first, long last) {                                               \
+    static void decode_##NAME(const void *given, long first, long last) {                                              \
+        const job_t *job = given;                                                                                      \
         const uint8_t *block = job->w + first * (job->k / SIZE * BYTES);                                               \
         float *out = job->y + first * job->ldy;                                                                        \
         for (long n = first; n < last; n++, out += job->ldy)                                                           \
@@ -291,8 +295,6 @@ ENCODING(f16, 32, 64)
 ENCODING(bf16, 32, 64)
 ENCODING(f32, 32, 128)
 
-typedef void (*kernel_t)(const job_t *, long, long);
-
 /* The order is that of ENCODINGS in library.py. */
 static const kernel_t MULTIPLY[] = {rows_q4_0, rows_q4_1, rows_q5_0, rows_q5_1, rows_q8_0, rows_q2_k, rows_q3_k,
                                     rows_q4_k, rows_q5_k, rows_q6_k, rows_f16,  rows_bf16, rows_f32};
@@ -300,109 +302,14 @@ static const kernel_t DECODE[] = {decode_q4_0, decode_q4_1, decode_q5_0, decode_
                                   decode_q2_k, decode_q3_k, decode_q4_k, decode_q5_k, decode_q6_k,
                                   decode_f16,  decode_bf16, decode_f32};
 
-/* ---- threads -------------------------------------------------------------------------------------------------- */
-
-/* One job at a time. Rows are claimed from `state`, a job number, the rows in all and the next row in one word: a claim
-   succeeds only while the job has rows left, and the job cannot end before all claimed rows are done, so whoever holds
-   a claim may read the job. A worker that the system has put aside delays nobody: the others take its rows. Workers
-   spin for a moment after each job, since a decode step brings the next within microseconds, then sleep. */
-
-enum { ROWS_AT_ONCE = 16, ROW_BITS = 24 };
-static const uint64_t ROW_MASK = (1u << ROW_BITS) - 1;
-static const int SPINS = 4000;
-
-static struct {
-    pthread_mutex_t lock;
-    pthread_cond_t wake;
-    atomic_ullong state;
-    atomic_long done;
-    atomic_int sleeping;
-    int threads;
-    job_t job;
-    kernel_t kernel;
-} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER, .threads = 1};
-
-static inline void pause_(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ __volatile__("yield");
-#endif
-}
-
-static inline int rows_left(uint64_t state) { return (state & ROW_MASK) < (state >> ROW_BITS & ROW_MASK); }
-
-/* Run claimed rows until the job has none left. */
-static void take_rows(void) {
-    unsigned long long state = atomic_load_explicit(&pool.state, memory_order_acquire);
-    while (rows_left(state)) {
-        long first = (long)(state & ROW_MASK), n = (long)(state >> ROW_BITS & ROW_MASK);
-        long last = first + ROWS_AT_ONCE < n ? first + ROWS_AT_ONCE : n;
-        if (!atomic_compare_exchange_weak_explicit(&pool.state, &state, state + (uint64_t)(last - first),
-                                                   memory_order_acquire, memory_order_acquire))
-            continue;
-        pool.kernel(&pool.job, first, last);
-        atomic_fetch_add_explicit(&pool.done, last - first, memory_order_release);
-        state = atomic_load_explicit(&pool.state, memory_order_acquire);
-    }
-}
-
-static void *worker(void *unused) {
-    (void)unused;
-    for (;;) {
-        for (int spins = 0; !rows_left(atomic_load_explicit(&pool.state, memory_order_acquire)); spins++) {
-            if (spins < SPINS) {
-                pause_();
-                continue;
-            }
-            pthread_mutex_lock(&pool.lock);
-            atomic_fetch_add(&pool.sleeping, 1);
-            while (!rows_left(atomic_load(&pool.state))) pthread_cond_wait(&pool.wake, &pool.lock);
-            atomic_fetch_sub(&pool.sleeping, 1);
-            pthread_mutex_unlock(&pool.lock);
-        }
-        take_rows();
-    }
-    return NULL;
-}
-
-/* Start the workers, once; the caller is one of the threads. Returns how many threads there are. */
-int poot_threads(int threads) {
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    for (pthread_t thread; pool.threads < threads && pool.threads < MAX_THREADS; pool.threads++)
-        if (pthread_create(&thread, &attributes, worker, NULL)) break;
-    pthread_attr_destroy(&attributes);
-    return pool.threads;
-}
-
-static void run(kernel_t kernel, job_t job) {
-    if (pool.threads == 1 || job.n < 2 * ROWS_AT_ONCE) {
-        kernel(&job, 0, job.n);
-        return;
-    }
-    uint64_t number = atomic_load_explicit(&pool.state, memory_order_relaxed) >> 2 * ROW_BITS;
-    pool.job = job;
-    pool.kernel = kernel;
-    atomic_store_explicit(&pool.done, 0, memory_order_relaxed);
-    atomic_store(&pool.state, (number + 1) << 2 * ROW_BITS | (uint64_t)job.n << ROW_BITS);
-    if (atomic_load(&pool.sleeping)) {
-        pthread_mutex_lock(&pool.lock);
-        pthread_cond_broadcast(&pool.wake);
-        pthread_mutex_unlock(&pool.lock);
-    }
-    take_rows();
-    for (int spins = 0; atomic_load_explicit(&pool.done, memory_order_acquire) != job.n; spins++)
-        spins < SPINS ? pause_() : (void)sched_yield();
-}
-
 /* y = x w^T; m at most 16, n below 2^24, k a multiple of 32 and of the encoding's block. One caller at a time. */
 void poot_matmul(int encoding, const void *w, const float *x, long ldx, float *y, long ldy, long m, long n, long k) {
-    run(MULTIPLY[encoding], (job_t){w, x, y, ldx, ldy, m, n, k});
+    job_t job = {w, x, y, ldx, ldy, m, n, k};
+    poot_run(MULTIPLY[encoding], &job, n, ROWS_AT_ONCE);
 }
 
 /* Rows of w as float32, ldy elements apart. The same bounds. */
 void poot_decode(int encoding, const void *w, float *y, long ldy, long n, long k) {
-    run(DECODE[encoding], (job_t){w, NULL, y, 0, ldy, 0, n, k});
+    job_t job = {w, NULL, y, 0, ldy, 0, n, k};
+    poot_run(DECODE[encoding], &job, n, ROWS_AT_ONCE);
 }

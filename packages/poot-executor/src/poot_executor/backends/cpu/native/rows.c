@@ -1,0 +1,155 @@
+/* What a decode step does between its products: norms, and attention of one query a row. Through torch each would cost
+   more in calls than in work. */
+
+#include <math.h>
+#include <stddef.h>
+
+#include "native.h"
+
+/* ---- norms ---------------------------------------------------------------------------------------------------- */
+
+static inline float squares(const float *x, long width) {
+    v16 sum = {0};
+    long i = 0;
+    for (; i + 16 <= width; i += 16) sum += LOAD(x + i) * LOAD(x + i);
+    float rest = total(sum);
+    for (; i < width; i++) rest += x[i] * x[i];
+    return rest;
+}
+
+/* out = (x + residual) / rms * (weight + offset), row by row; sum = x + residual is kept when there is a residual. Strides are in
+   elements; rows of out, residual and sum are dense. */
+void poot_rms_norm(const float *x, long ldx, const float *residual, const float *weight, float offset, float eps,
+                   float *out, float *sum, long rows, long width) {
+    for (long r = 0; r < rows; r++, x += ldx, out += width) {
+        const float *row = x;
+        if (residual) {
+            for (long i = 0; i < width; i++) sum[i] = x[i] + residual[i];
+            row = sum, sum += width, residual += width;
+        }
+        float scale = 1.0f / sqrtf(squares(row, width) / (float)width + eps);
+        for (long i = 0; i < width; i++) out[i] = row[i] * scale * (weight[i] + offset);
+    }
+}
+
+/* ---- attention ------------------------------------------------------------------------------------------------ */
+
+/* a where the mask is set, else b. */
+static inline v16 choose(v16i mask, v16 a, v16 b) { return (v16)((mask & (v16i)a) | (~mask & (v16i)b)); }
+
+/* e^x for x <= 0 (Cephes' polynomial; relative error about 1e-7). */
+static inline v16 exp16(v16 x) {
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number */
+    x = choose(x < -87.0f, (v16){0} - 87.0f, x);
+    v16 shifted = x * 1.44269504088896341f + magic, n = shifted - magic;
+    v16 r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    v16 p = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r +
+             1.6666665459e-1f) * r + 5.0000001201e-1f;
+    v16 value = p * r * r + r + 1.0f;
+    v16i exponent = (v16i)shifted << 23;
+    return (v16)((v16i)value + exponent);
+}
+
+typedef struct {
+    const float *q, *k, *v;
+    float *out, *scores;
+    const int64_t *slots; /* NULL: consecutive slots from k and v on */
+    long length, share, kv_heads, dim;
+    float scale, softcap;
+} attention_t;
+
+static inline const float *at(const attention_t *job, const float *pool, long head, long position) {
+    long slot = job->slots ? (long)job->slots[position] : position;
+    return pool + (slot * job->kv_heads + head) * job->dim;
+}
+
+static void softmax(float *scores, long length, float softcap) {
+    float most = -INFINITY, sum = 0;
+    if (softcap > 0)
+        for (long i = 0; i < length; i++) scores[i] = softcap * tanhf(scores[i] / softcap);
+    for (long i = 0; i < length; i++) most = scores[i] > most ? scores[i] : most;
+    long i = 0;
+    v16 sums = {0};
+    for (; i + 16 <= length; i += 16) {
+        v16 weight = exp16(LOAD(scores + i) - most);
+        STORE(scores + i, weight);
+        sums += weight;
+    }
+    for (; i < length; i++) sum += scores[i] = expf(scores[i] - most);
+    sum += total(sums);
+    for (i = 0; i < length; i++) scores[i] /= sum;
+}
+
+/* KV heads first..last of one query: each with its `share` query heads. */
+static void attend(const void *given, long first, long last) {
+    const attention_t *job = given;
+    long dim = job->dim, share = job->share, length = job->length;
+    for (long head = first; head < last; head++) {
+        const float *q = job->q + head * share * dim;
+        float *scores = job->scores + head * share * length, *out = job->out + head * share * dim;
+        for (long p = 0; p < length; p++) {
+            const float *key = at(job, job->k, head, p);
+            for (long s = 0; s < share; s++) {
+                v16 sum = {0};
+                for (long i = 0; i < dim; i += 16) sum += LOAD(q + s * dim + i) * LOAD(key + i);
+                scores[s * length + p] = job->scale * total(sum);
+            }
+        }
+        for (long s = 0; s < share; s++) softmax(scores + s * length, length, job->softcap);
+        for (long s = 0; s < share; s++)
+            for (long i = 0; i < dim; i++) out[s * dim + i] = 0;
+        for (long p = 0; p < length; p++) {
+            const float *value = at(job, job->v, head, p);
+            for (long s = 0; s < share; s++) {
+                float weight = scores[s * length + p];
+                for (long i = 0; i < dim; i += 16)
+                    STORE(out + s * dim + i, LOAD(out + s * dim + i) + weight * LOAD(value + i));
+            }
+        }
+    }
+}
+
+/* One query over `length` keys and values: q and out (kv_heads * share, dim), k and v with (kv_heads, dim) a slot,
+   scores room for kv_heads * share * length; dim a multiple of 16. softcap 0 is none. One caller at a time. */
+void poot_attend(const float *q, const float *k, const float *v, float *out, float *scores, const int64_t *slots,
+                 long length, long share, long kv_heads, long dim, float scale, float softcap) {
+    attention_t job = {q, k, v, out, scores, slots, length, share, kv_heads, dim, scale, softcap};
+    /* Handing heads to other threads costs some microseconds. */
+    poot_run(attend, &job, kv_heads, length * share * dim > 16384 ? 1 : kv_heads);
+}
+
+/* ---- activations and rotation --------------------------------------------------------------------------------- */
+
+/* 1 / (1 + e^-x). */
+static inline v16 sigmoid16(v16 x) {
+    v16 one = (v16){0} + 1.0f, e = exp16(choose(x < 0, x, -x));
+    return choose(x < 0, e, one) / (one + e);
+}
+
+/* activation(gate) * up over rows of [gate | up]; width is that of each half and a multiple of 16. kind 0 is SiLU,
+   1 is GELU by its tanh form, which is x sigmoid(2 u) with u the tanh's argument. */
+void poot_gated(const float *x, long ldx, float *out, long rows, long width, int kind) {
+    for (long r = 0; r < rows; r++, x += ldx, out += width)
+        for (long i = 0; i < width; i += 16) {
+            v16 gate = LOAD(x + i), u = gate;
+            if (kind) u = 1.5957691216057308f * (gate + 0.044715f * gate * gate * gate);
+            STORE(out + i, gate * sigmoid16(u) * LOAD(x + width + i));
+        }
+}
+
+/* Rotate `heads` heads of `width` columns a row by the row's table of `dim`/2 cosines and as many sines: pairs are
+   (i, i + dim/2), or (2 i, 2 i + 1) when `interleaved`. x has a pitch of ldx, out is dense. */
+void poot_rotary(const float *x, long ldx, const float *table, float *out, long rows, long heads, long width, long dim,
+                 int interleaved) {
+    long half = dim / 2, step = interleaved ? 2 : 1, apart = interleaved ? 1 : half;
+    for (long r = 0; r < rows; r++, table += dim)
+        for (long h = 0; h < heads; h++, out += width) {
+            const float *from = x + r * ldx + h * width;
+            for (long i = 0; i < half; i++) {
+                float a = from[i * step], b = from[i * step + apart], c = table[i], s = table[half + i];
+                out[i * step] = a * c - b * s;
+                out[i * step + apart] = b * c + a * s;
+            }
+            for (long i = dim; i < width; i++) out[i] = from[i];
+        }
+}

@@ -1,0 +1,105 @@
+/* The library's threads. */
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+
+#include "native.h"
+
+/* One job at a time. Units are claimed from `state`, a job number, the units in all and the next unit in one word: a
+   claim succeeds only while the job has units left, and the job cannot end before all claimed units are done, so whoever
+   holds a claim may read the job. A worker that the system has put aside delays nobody: the others take its units.
+   Workers spin for a moment after each job, since a decode step brings the next within microseconds, then sleep. */
+
+enum { MAX_THREADS = 256, BITS = 24 };
+static const uint64_t MASK = (1u << BITS) - 1;
+static const int SPINS = 4000;
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    atomic_ullong state;
+    atomic_long done;
+    atomic_int sleeping;
+    int threads;
+    atomic_long grain;
+    const void *job;
+    kernel_t kernel;
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER, .threads = 1};
+
+static inline void pause_(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
+
+static inline int units_left(uint64_t state) { return (state & MASK) < (state >> BITS & MASK); }
+
+/* Run claimed units until the job has none left. */
+static void take_units(void) {
+    unsigned long long state = atomic_load_explicit(&pool.state, memory_order_acquire);
+    while (units_left(state)) {
+        long first = (long)(state & MASK), n = (long)(state >> BITS & MASK);
+        long grain = atomic_load_explicit(&pool.grain, memory_order_relaxed);
+        long last = first + grain < n ? first + grain : n;
+        if (!atomic_compare_exchange_weak_explicit(&pool.state, &state, state + (uint64_t)(last - first),
+                                                   memory_order_acquire, memory_order_acquire))
+            continue;
+        pool.kernel(pool.job, first, last);
+        atomic_fetch_add_explicit(&pool.done, last - first, memory_order_release);
+        state = atomic_load_explicit(&pool.state, memory_order_acquire);
+    }
+}
+
+static void *worker(void *unused) {
+    (void)unused;
+    for (;;) {
+        for (int spins = 0; !units_left(atomic_load_explicit(&pool.state, memory_order_acquire)); spins++) {
+            if (spins < SPINS) {
+                pause_();
+                continue;
+            }
+            pthread_mutex_lock(&pool.lock);
+            atomic_fetch_add(&pool.sleeping, 1);
+            while (!units_left(atomic_load(&pool.state))) pthread_cond_wait(&pool.wake, &pool.lock);
+            atomic_fetch_sub(&pool.sleeping, 1);
+            pthread_mutex_unlock(&pool.lock);
+        }
+        take_units();
+    }
+    return NULL;
+}
+
+/* Start the workers, once; the caller is one of the threads. Returns how many threads there are. */
+int poot_threads(int threads) {
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    for (pthread_t thread; pool.threads < threads && pool.threads < MAX_THREADS; pool.threads++)
+        if (pthread_create(&thread, &attributes, worker, NULL)) break;
+    pthread_attr_destroy(&attributes);
+    return pool.threads;
+}
+
+void poot_run(kernel_t kernel, const void *job, long units, long grain) {
+    if (pool.threads == 1 || units <= grain) {
+        kernel(job, 0, units);
+        return;
+    }
+    uint64_t number = atomic_load_explicit(&pool.state, memory_order_relaxed) >> 2 * BITS;
+    pool.job = job;
+    pool.kernel = kernel;
+    atomic_store_explicit(&pool.grain, grain, memory_order_relaxed);
+    atomic_store_explicit(&pool.done, 0, memory_order_relaxed);
+    atomic_store(&pool.state, (number + 1) << 2 * BITS | (uint64_t)units << BITS);
+    if (atomic_load(&pool.sleeping)) {
+        pthread_mutex_lock(&pool.lock);
+        pthread_cond_broadcast(&pool.wake);
+        pthread_mutex_unlock(&pool.lock);
+    }
+    take_units();
+    for (int spins = 0; atomic_load_explicit(&pool.done, memory_order_acquire) != units; spins++)
+        spins < SPINS ? pause_() : (void)sched_yield();
+}
