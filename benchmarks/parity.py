@@ -5,7 +5,7 @@
 
 All prompts of tests/data/prompts.json run together through the engine. The reference is then fed each prompt with
 poot's answer: as long as its own two best logits are 0.05 apart ("compared") it must choose the same tokens, and past
-that poot's tokens must stay within 0.05 of its best. Some prompts run again alone, and streamed, and must give the same.
+that poot's tokens must stay within 0.05 of its best. Some prompts run again, alone and streamed, to the same answer.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def check_model(name: str, path: Path, arguments: argparse.Namespace) -> bool:
         )
     print(
         f"{name}: {len(answers.prompts)} prompts, {positions} positions, of which {compared} before a prompt's first "
-        f"tie below {MARGIN}; worst log-probability error {worst:.1e}; {positions / answers.seconds:.0f} tokens a second"
+        f"tie below {MARGIN}; worst log-probability error {worst:.1e}; {positions / answers.seconds:.0f} tokens/s"
     )
     return passed
 

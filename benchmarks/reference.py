@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from gguf import MODEL_ARCH, GGMLQuantizationType, get_tensor_name_map
 from gguf.quants import dequantize
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from poot_models.checkpoint import Checkpoint, open_checkpoint
@@ -44,7 +44,7 @@ def reference_model(path: Path) -> PreTrainedModel:
     with open_checkpoint(path) as checkpoint:
         config = gguf_config(checkpoint)
         state = gguf_state(checkpoint, config)
-    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     return model_class.from_pretrained(None, config=config, state_dict=state, dtype=torch.float32).eval()
 
 
@@ -146,10 +146,8 @@ class Verdict:
         return self.mismatch is None and self.positions > 0
 
     def __str__(self) -> str:
-        found = (
-            "no mismatch" if self.mismatch is None else f"mismatch at {self.mismatch}, {self.gap:.3f} below the best"
-        )
-        return f"{self.compared} compared, {self.equal}/{self.positions} equal, {found}"
+        found = "" if self.mismatch is None else f", mismatch at {self.mismatch}: {self.gap:.3f} below the best"
+        return f"{self.compared:2} compared, {self.equal:2}/{self.positions} equal{found}"
 
 
 def forced_logits(model: PreTrainedModel, prompt: Sequence[int], generated: Sequence[int]) -> torch.Tensor:

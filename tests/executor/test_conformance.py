@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from poot_executor.backends.cpu.device import CpuDevice
+from poot_executor.backends.cpu.kernels import CPU_KERNELS
 from poot_executor.devices import open_device
 from poot_executor.ir.graph import Op
+from poot_executor.kernels import Kernel, KernelTable
 from poot_executor.ops import all_ops
 from poot_executor.ops.attention import AttentionPlan
 from poot_executor.testing import Case, cases, run_case
@@ -14,6 +17,24 @@ from poot_executor.testing import Case, cases, run_case
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.id)
 def test_cpu_agrees_with_the_reference(case: Case) -> None:
     outcome = run_case(case, open_device("cpu"))
+    assert outcome.passed, outcome
+
+
+class SecondChoices(KernelTable):
+    """The CPU's kernels without the preferred one of each op that has another."""
+
+    def of(self, op: type[Op]) -> tuple[Kernel, ...]:
+        found = CPU_KERNELS.of(op)
+        return found[1:] or found
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in cases() if len(CPU_KERNELS.of(case.op)) > 1], ids=lambda case: case.id
+)
+def test_so_do_the_kernels_that_stand_in_where_there_is_no_compiler(case: Case) -> None:
+    device = CpuDevice(None)
+    device.kernels = SecondChoices("cpu")
+    outcome = run_case(case, device)
     assert outcome.passed, outcome
 
 

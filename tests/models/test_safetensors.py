@@ -197,3 +197,13 @@ def test_a_pickle_under_a_safetensors_name(directory: Path) -> None:
     torch.save({"a": torch.ones(1)}, directory / "model.safetensors")
     with pytest.raises(CheckpointFormatError, match="pickle"):
         read_safetensors(directory / "model.safetensors")
+
+
+def test_a_header_length_that_looks_like_a_pickle(tmp_path: Path) -> None:
+    """640 is 80 02 00 ... in little-endian bytes, as is the beginning of a pickle of protocol 2."""
+    entry = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    for length in (640, 896, 1152, 1408):
+        path = tmp_path / f"{length}.safetensors"
+        path.write_bytes(length.to_bytes(8, "little") + entry.ljust(length) + b"\0\0\x80\x3f")
+        (source,) = read_safetensors(path).values()
+        assert source.shape == (1,)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from poot_executor.encodings import WeightSource
+from poot_executor.errors import GraphError
 from poot_models.blocks import StepShape, kv_groups
 from poot_models.checkpoint import open_checkpoint
 from poot_models.errors import CheckpointFormatError
@@ -69,5 +70,8 @@ def _check(handle: ModelHandle) -> set[str]:
     """Build both programs once at the least size; the names of the weights that they use."""
     groups = len(handle.groups)
     shape = StepShape(1, 1, 1, 1, (1,) * groups, (1,) * groups)
-    graphs = handle.step(shape), handle.head(1, shape)
+    try:
+        graphs = handle.step(shape), handle.head(1, shape)
+    except GraphError as error:
+        raise CheckpointFormatError(f"{handle.path}: its configuration does not fit together: {error}") from error
     return {value.name for graph in graphs for value in graph.values if value.encoding is not None}

@@ -69,6 +69,13 @@ IN_GGUF = tuple(name for name in TINY if name not in ("mistral window", "gemma3 
 _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen3": "qwen3", "gemma3_text": "gemma3"}
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests that take `tiny` or `tiny_gguf` run for every name."""
+    for argument, names in (("tiny", tuple(TINY)), ("tiny_gguf", IN_GGUF)):
+        if argument in metafunc.fixturenames:
+            metafunc.parametrize(argument, names)
+
+
 @functools.cache
 def build(name: str) -> PreTrainedModel:
     """A model whose every weight matters: products of unit variance, norm weights off one."""

@@ -9,21 +9,6 @@ import numpy.typing as npt
 import pytest
 import torch
 
-TINY = (
-    "llama tied",
-    "llama untied, llama3 rope",
-    "llama wide heads, linear rope",
-    "llama biases",
-    "mistral",
-    "mistral window",
-    "qwen3 tied",
-    "qwen3 wide heads",
-    "gemma3",
-    "gemma3 linear rope",
-    "gemma3 own layers and scale",
-)
-IN_GGUF = tuple(name for name in TINY if name not in ("mistral window", "gemma3 own layers and scale"))
-
 TOLERANCE = 1e-4
 TOKENS = np.random.default_rng(3).integers(0, 203, (2, 57)).tolist()
 
@@ -67,9 +52,8 @@ def check_schedules(make: Callable[..., Any], path: Path, model: Any) -> None:
         check(found, np.stack([expected[at - 1], other[behind - 1]]))
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_safetensors(name: str, saved: Any, runner: Any) -> None:
-    check_schedules(runner, *saved(name))
+def test_safetensors(tiny: str, saved: Any, runner: Any) -> None:
+    check_schedules(runner, *saved(tiny))
 
 
 @pytest.mark.parametrize("name", ["llama untied, llama3 rope", "qwen3 tied", "gemma3"])
@@ -87,9 +71,8 @@ def test_configuration_of_transformers_4(name: str, saved: Any, old_config: Any,
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
-@pytest.mark.parametrize("name", IN_GGUF)
-def test_gguf(name: str, kind: str, written: Any, runner: Any) -> None:
-    check_schedules(runner, *written(name, kind))
+def test_gguf(tiny_gguf: str, kind: str, written: Any, runner: Any) -> None:
+    check_schedules(runner, *written(tiny_gguf, kind))
 
 
 @pytest.mark.parametrize("name", ["llama tied", "qwen3 wide heads", "gemma3"])

@@ -23,7 +23,10 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """A dense decoder. Scales of 1 and soft-caps of None do nothing; `norm_offset` is added to every norm weight."""
+    """A dense decoder. Scales of 1 and soft-caps of None do nothing; `norm_offset` is added to every norm weight.
+
+    `tied`: the embedding table is also the matrix of the logits.
+    """
 
     vocabulary: int
     hidden: int
@@ -37,3 +40,4 @@ class DecoderConfig:
     embed_scale: float = 1.0
     attention_softcap: float | None = None
     logit_softcap: float | None = None
+    tied: bool = False

@@ -155,7 +155,7 @@ def head_graph(config: DecoderConfig, weights: Weights, rows: int, shape: StepSh
     builder = DecoderBuilder("head", config, weights, shape)
     index = builder.graph.input("rows", (rows,), DType.I32, "rows")
     hidden = builder.graph.apply(GatherRows(), shape.row_table.hidden(builder.graph, config.hidden), index)
-    name = "output" if builder.has("output.weight") else "token_embd"
+    name = "token_embd" if config.tied else "output"
     logits = builder.linear(builder.norm(hidden, "output_norm"), (name, config.vocabulary), out=DType.F32)
     if config.logit_softcap is not None:
         logits = builder.graph.apply(SoftCap(config.logit_softcap), logits)

@@ -27,7 +27,9 @@ def map_file(path: Path) -> mmap.mmap:
     head = mapped[: len(_GIT_LFS)]
     if head == _GIT_LFS:
         raise CheckpointFormatError(f"{path} is a Git LFS pointer, not the file itself: fetch it with `git lfs pull`")
-    if head.startswith(_PICKLES):
+    # A safetensors file may begin with the same two bytes, its header's length: in that the bytes from the fourth on
+    # are zero, since no header is 16 MiB long.
+    if head.startswith(_PICKLES) and head[3:8] != bytes(5):
         raise CheckpointFormatError(
             f"{path} is a PyTorch pickle, which can run code when it is read, so it never is: "
             "convert the model to safetensors or GGUF"

@@ -72,6 +72,15 @@ class Fields:
             raise CheckpointFormatError("the checkpoint has no embedding table of two dimensions")
         return source.shape[0]
 
+    def tied(self, default: bool) -> bool:
+        """Whether logits come from the embedding table: config.json says so, a GGUF file by having no other matrix."""
+        if self.gguf:
+            return "output.weight" not in self.tensors
+        value = self._metadata.get("tie_word_embeddings", default)
+        if not isinstance(value, bool):
+            raise CheckpointFormatError(f"tie_word_embeddings must be true or false, not {value!r:.80}")
+        return value
+
     def per_layer(self, hf: str, gguf: str, layers: int, default: Any = _REQUIRED) -> tuple[int, ...]:
         """A whole number for each layer: GGUF files may give one for all or an array."""
         value = self._value(hf, gguf, default)

@@ -28,6 +28,7 @@ def configure(fields: Fields) -> DecoderConfig:
     return DecoderConfig(
         vocabulary=fields.vocabulary(),
         hidden=hidden,
+        tied=fields.tied(False),
         max_positions=fields.integer("max_position_embeddings", "context_length"),
         eps=fields.number("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
         layers=(spec,) * layers,

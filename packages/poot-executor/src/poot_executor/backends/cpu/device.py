@@ -117,8 +117,10 @@ class CpuBackend:
     name = "cpu"
 
     def describe(self) -> tuple[str, ...]:
-        capability = torch.backends.cpu.get_cpu_capability()
-        return (f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, {capability}",)
+        library, capability = load_library(), torch.backends.cpu.get_cpu_capability()
+        native = f"no kernels in C: {library}" if isinstance(library, str) else "kernels in C"
+        machine = platform.processor() or platform.machine()
+        return (f"{machine}, {torch.get_num_threads()} threads, {capability}, {native}",)
 
     def open(self, *, threads: int | None = None) -> CpuDevice:
         return CpuDevice(threads)

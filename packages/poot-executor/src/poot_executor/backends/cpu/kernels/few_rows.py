@@ -19,6 +19,7 @@ from poot_executor.backends.cpu.kernels.pointwise import GatedActivationKernel
 from poot_executor.backends.cpu.native import NativeLibrary, load_library
 from poot_executor.devices.protocol import Launch, Live
 from poot_executor.encodings.types import WeightSource
+from poot_executor.errors import EncodingError
 from poot_executor.kernels.kernel import Operands, Site
 from poot_executor.ops import AddRmsNorm, Embed, GatedActivation, PagedAttention, RmsNorm, Rotary
 
@@ -172,7 +173,7 @@ class NativeEmbedKernel(EmbedKernel):
             def run() -> None:
                 for index, token in enumerate(ids.tolist()):
                     if not 0 <= token < rows:
-                        raise IndexError(f"token {token} is outside a table of {rows} rows")
+                        raise EncodingError(f"{table.name} has no row {token}: it has {rows} rows")
                     library.decode(number, start + token * pitch, target + 4 * width * index, width, 1, width)
                 if op.scale != 1.0:
                     out.mul_(op.scale)

@@ -13,12 +13,13 @@ typedef int32_t v16i __attribute__((vector_size(64), aligned(4)));
 #define LOAD(p) (*(const v16 *)(p))
 #define STORE(p, v) (*(v16 *)(p) = (v))
 
-static inline float total(v16 sum) {
-    float parts[16];
-    memcpy(parts, &sum, sizeof parts);
-    for (int width = 8; width; width /= 2)
-        for (int i = 0; i < width; i++) parts[i] += parts[i + width];
-    return parts[0];
+/* The sum of all sixteen. */
+static inline float total(v16 v) {
+    v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    v += __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+    return v[0];
 }
 
 /* Units first..last of a job. */

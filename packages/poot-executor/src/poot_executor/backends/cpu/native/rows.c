@@ -80,33 +80,61 @@ static void softmax(float *scores, long length, float softcap) {
     for (i = 0; i < length; i++) scores[i] /= sum;
 }
 
-/* KV heads first..last of one query: each with its `share` query heads. */
-static void attend(const void *given, long first, long last) {
-    const attention_t *job = given;
-    long dim = job->dim, share = job->share, length = job->length;
-    for (long head = first; head < last; head++) {
-        const float *q = job->q + head * share * dim;
-        float *scores = job->scores + head * share * length, *out = job->out + head * share * dim;
-        for (long p = 0; p < length; p++) {
-            const float *key = at(job, job->k, head, p);
-            for (long s = 0; s < share; s++) {
-                v16 sum = {0};
-                for (long i = 0; i < dim; i += 16) sum += LOAD(q + s * dim + i) * LOAD(key + i);
-                scores[s * length + p] = job->scale * total(sum);
-            }
+/* Scores of S queries that share a KV head; S is a constant wherever this is inlined, so sums stay in registers. */
+__attribute__((always_inline)) static inline void score(const attention_t *job, const float *q, float *scores,
+                                                        long head, const int S) {
+    long dim = job->dim, length = job->length;
+    for (long p = 0; p < length; p++) {
+        const float *key = at(job, job->k, head, p);
+        v16 sums[S];
+        for (int s = 0; s < S; s++) sums[s] = (v16){0};
+        for (long i = 0; i < dim; i += 16) {
+            v16 part = LOAD(key + i);
+            for (int s = 0; s < S; s++) sums[s] += LOAD(q + s * dim + i) * part;
         }
-        for (long s = 0; s < share; s++) softmax(scores + s * length, length, job->softcap);
-        for (long s = 0; s < share; s++)
-            for (long i = 0; i < dim; i++) out[s * dim + i] = 0;
-        for (long p = 0; p < length; p++) {
-            const float *value = at(job, job->v, head, p);
-            for (long s = 0; s < share; s++) {
-                float weight = scores[s * length + p];
-                for (long i = 0; i < dim; i += 16)
-                    STORE(out + s * dim + i, LOAD(out + s * dim + i) + weight * LOAD(value + i));
-            }
+        for (int s = 0; s < S; s++) scores[s * length + p] = job->scale * total(sums[s]);
+    }
+}
+
+/* Their weighted sums of values, 64 columns at a time (the last columns of other head sizes 16 at a time). */
+__attribute__((always_inline)) static inline void combine(const attention_t *job, const float *weights, float *out,
+                                                          long head, const int S, long from, const int PARTS) {
+    long length = job->length;
+    v16 sums[S][PARTS];
+    for (int s = 0; s < S; s++)
+        for (int i = 0; i < PARTS; i++) sums[s][i] = (v16){0};
+    for (long p = 0; p < length; p++) {
+        const float *value = at(job, job->v, head, p) + from;
+        for (int i = 0; i < PARTS; i++) {
+            v16 part = LOAD(value + 16 * i);
+            for (int s = 0; s < S; s++) sums[s][i] += weights[s * length + p] * part;
         }
     }
+    for (int s = 0; s < S; s++)
+        for (int i = 0; i < PARTS; i++) STORE(out + s * job->dim + from + 16 * i, sums[s][i]);
+}
+
+__attribute__((always_inline)) static inline void attend_some(const attention_t *job, long head, long query,
+                                                              const int S) {
+    long first = head * job->share + query;
+    float *scores = job->scores + first * job->length, *out = job->out + first * job->dim;
+    score(job, job->q + first * job->dim, scores, head, S);
+    for (int s = 0; s < S; s++) softmax(scores + s * job->length, job->length, job->softcap);
+    long from = 0;
+    for (; from + 64 <= job->dim; from += 64) combine(job, scores, out, head, S, from, 4);
+    for (; from < job->dim; from += 16) combine(job, scores, out, head, S, from, 1);
+}
+
+/* KV heads first..last of one query: each with its `share` query heads, at most four at a time. */
+static void attend(const void *given, long first, long last) {
+    const attention_t *job = given;
+    for (long head = first; head < last; head++)
+        for (long query = 0; query < job->share; query += 4) switch (job->share - query) {
+                case 1: attend_some(job, head, query, 1); break;
+                case 2: attend_some(job, head, query, 2); break;
+                case 3: attend_some(job, head, query, 3); break;
+                default: attend_some(job, head, query, 4);
+            }
 }
 
 /* One query over `length` keys and values: q and out (kv_heads * share, dim), k and v with (kv_heads, dim) a slot,

@@ -83,8 +83,14 @@ int poot_threads(int threads) {
     return pool.threads;
 }
 
+/* On a busy machine the system puts workers aside in the middle of a unit, for far longer than a job takes. Then the
+   caller works alone for a while, for longer each time it happens again. */
+enum { ALONE_LEAST = 32, ALONE_MOST = 8192 };
+static int alone = 0, alone_next = ALONE_LEAST;
+
 void poot_run(kernel_t kernel, const void *job, long units, long grain) {
-    if (pool.threads == 1 || units <= grain) {
+    if (pool.threads == 1 || units <= grain || alone) {
+        if (alone) alone--;
         kernel(job, 0, units);
         return;
     }
@@ -100,6 +106,12 @@ void poot_run(kernel_t kernel, const void *job, long units, long grain) {
         pthread_mutex_unlock(&pool.lock);
     }
     take_units();
-    for (int spins = 0; atomic_load_explicit(&pool.done, memory_order_acquire) != units; spins++)
+    int spins = 0;
+    for (; atomic_load_explicit(&pool.done, memory_order_acquire) != units; spins++)
         spins < SPINS ? pause_() : (void)sched_yield();
+    if (spins > SPINS) {
+        alone = alone_next;
+        alone_next = alone_next * 2 < ALONE_MOST ? alone_next * 2 : ALONE_MOST;
+    } else if (alone_next > ALONE_LEAST)
+        alone_next--;
 }

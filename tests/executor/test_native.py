@@ -1,0 +1,92 @@
+"""The C library: where it comes from, what it computes, and life without it."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+from poot_executor.backends.cpu.kernels import few_rows, packed
+from poot_executor.backends.cpu.native import NativeLibrary, compile, load_library
+from poot_executor.devices import open_device
+from poot_executor.testing import cases, run_case
+
+
+@pytest.fixture
+def library() -> NativeLibrary:
+    found = load_library()
+    if isinstance(found, str):
+        pytest.skip(f"this machine has no C library: {found}")
+    return found
+
+
+def test_without_a_library_torch_serves_every_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (packed, few_rows):
+        monkeypatch.setattr(module, "load_library", lambda: "no C compiler")
+    device = open_device("cpu")
+    outcomes = {case.id: run_case(case, device) for case in cases()}
+    assert [name for name, outcome in outcomes.items() if not outcome.passed] == []
+
+
+def test_no_compiler_is_a_reason_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile, "COMPILERS", ("no-such-compiler-here",))
+    with pytest.raises(compile.CompileError, match="no-such-compiler-here"):
+        compile.compiled(Path(compile.__file__).parent)
+
+
+def test_a_failing_compiler_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, library: NativeLibrary) -> None:
+    monkeypatch.setattr(compile, "_private_directory", lambda: tmp_path)
+    (tmp_path / "broken.c").write_text("int broken( {")
+    with pytest.raises(compile.CompileError, match="error"):
+        compile.compiled(tmp_path)
+    assert not list(tmp_path.glob("*.so"))
+
+
+def test_the_library_is_compiled_once_into_a_private_place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, library: NativeLibrary
+) -> None:
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "one.c").write_text("int poot_one(void) { return 1; }\n")
+    first = compile.compiled(source)
+    assert stat.S_IMODE(first.parent.stat().st_mode) == 0o700
+    made = first.stat().st_mtime_ns
+    assert compile.compiled(source) == first
+    assert first.stat().st_mtime_ns == made
+    (source / "one.c").write_text("int poot_one(void) { return 2; }\n")
+    assert compile.compiled(source) != first
+
+
+def test_results_do_not_depend_on_the_number_of_threads(library: NativeLibrary) -> None:
+    """Rows below two grains run on the caller alone; the same rows within a large product may run anywhere."""
+    library.start_threads(2)
+    generator = torch.Generator().manual_seed(5)
+    weight = torch.randn(4096, 96, generator=generator)
+    x = torch.randn(3, 96, generator=generator)
+    number = library.number(packed.Dense("F32"), 96, 4096)
+    whole, part = torch.empty(3, 4096), torch.empty(3, 16)
+    for _ in range(20):
+        library.matmul(number, weight.data_ptr(), x.data_ptr(), 96, whole.data_ptr(), 4096, 3, 4096, 96)
+    library.matmul(number, weight.data_ptr(), x.data_ptr(), 96, part.data_ptr(), 16, 3, 16, 96)
+    assert torch.equal(whole[:, :16], part)
+    torch.testing.assert_close(whole, x @ weight.T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 100])
+@pytest.mark.parametrize("share", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("dim", [16, 64, 80, 256])
+def test_attention_of_one_query(library: NativeLibrary, length: int, share: int, dim: int) -> None:
+    generator = torch.Generator().manual_seed(length * share + dim)
+    heads = 2
+    q = torch.randn(heads * share, dim, generator=generator)
+    pool = torch.randn(2, 2 * length, heads, dim, generator=generator)
+    slots = torch.randperm(2 * length, generator=generator)[:length].contiguous()
+    out, scores = torch.empty(heads * share, dim), torch.empty(heads * share * length)
+    addresses = (q.data_ptr(), pool[0].data_ptr(), pool[1].data_ptr(), out.data_ptr(), scores.data_ptr())
+    library.attend(*addresses, slots.data_ptr(), length, share, heads, dim, dim**-0.5, 0.0)
+    keys, values = (pool[i][slots].double().repeat_interleave(share, dim=1) for i in (0, 1))
+    weights = (torch.einsum("hd,khd->hk", q.double(), keys) * dim**-0.5).softmax(-1)
+    torch.testing.assert_close(out.double(), torch.einsum("hk,khd->hd", weights, values), rtol=1e-5, atol=1e-5)

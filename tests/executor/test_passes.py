@@ -1,0 +1,141 @@
+"""Passes: what they change, what they leave, and that the numbers stay the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from poot_executor.devices import Live
+from poot_executor.encodings import Dense
+from poot_executor.ir import DType, Graph, GraphBuilder, verify
+from poot_executor.ops import Add, AddRmsNorm, Linear, RmsNorm, Scale, Split
+from poot_executor.ops.base import dense_weight
+from poot_executor.passes import PASSES, fuse_add_norm, fuse_linears
+from poot_executor.testing import interpret
+
+F32 = Dense("F32")
+
+
+def ops(graph: Graph) -> Counter[str]:
+    return Counter(type(node.op).__name__ for node in graph.nodes)
+
+
+def products(*names: str, shared: str | None = None, kept: str | None = None, bias: bool = False) -> Graph:
+    """Products of one input, scaled; `shared` is used twice, `kept` is an output."""
+    builder = GraphBuilder("g")
+    x = builder.input("x", (3, 8), DType.ACT, "tokens")
+    for index, name in enumerate(names):
+        weight = builder.weight(name, (4 + index, 8), F32)
+        biases = [builder.weight(f"{name}.bias", (4 + index,), F32)] if bias else []
+        y = builder.apply(Linear(bias=bias), x, weight, *biases)
+        if name == kept:
+            builder.output(name, y)
+        else:
+            builder.output(f"{name}.scaled", builder.apply(Scale(2.0), y))
+        if name == shared:
+            builder.output("again", builder.apply(Linear(), builder.apply(Scale(0.5), x), weight))
+    graph = builder.finish()
+    verify(graph)
+    return graph
+
+
+def same(before: Graph, after: Graph) -> None:
+    """Both graphs give the same outputs on the same noise."""
+    verify(after)
+    noise = torch.Generator().manual_seed(3)
+    weights = {
+        value.name: dense_weight(value.name, torch.randn(value.type.shape, generator=noise))
+        for value in before.values
+        if value.encoding is not None
+    }
+    inputs = {before.values[i].name: torch.randn(before.values[i].type.shape, generator=noise) for i in before.inputs}
+    live = Live(tokens=2)
+    found, wanted = (interpret(g, live=live, inputs=inputs, weights=weights).outputs for g in (after, before))
+    assert found.keys() == wanted.keys() and wanted
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_of_one_input_become_one(bias: bool) -> None:
+    graph = products("q", "k", "v", bias=bias)
+    fused = fuse_linears(graph)
+    assert ops(fused) == {"Linear": 1, "Split": 1, "Scale": 3}
+    assert fused.nodes[0].op == Linear(3, bias)
+    assert fused.nodes[1].op == Split((4, 5, 6))
+    assert fused.dispatches == graph.dispatches - 2
+    same(graph, fused)
+
+
+def test_a_shared_weight_and_an_output_stay_alone() -> None:
+    graph = products("q", "tied", "v", "seen", shared="tied", kept="seen")
+    fused = fuse_linears(graph)
+    assert [node.op for node in fused.nodes if isinstance(node.op, Linear)] == [Linear(2), Linear(), Linear(), Linear()]
+    same(graph, fused)
+
+
+def test_products_of_other_kinds_are_not_mixed() -> None:
+    builder = GraphBuilder("g")
+    x, y = builder.input("x", (3, 8), DType.ACT), builder.input("y", (3, 8), DType.ACT)
+    weights = [builder.weight(f"w{i}", (4, 8), F32) for i in range(4)]
+    bias = builder.weight("b", (4,), F32)
+    for op, *inputs in (
+        (Linear(), x, weights[0]),
+        (Linear(), y, weights[1]),
+        (Linear(bias=True), x, weights[2], bias),
+        (Linear(out=DType.F32), x, weights[3]),
+    ):
+        builder.apply(Scale(2.0), builder.apply(op, *inputs))
+    graph = builder.finish()
+    assert fuse_linears(graph) == graph
+
+
+def test_a_sum_and_its_norm_become_one() -> None:
+    builder = GraphBuilder("g")
+    x, y = builder.input("x", (3, 8), DType.ACT, "tokens"), builder.input("y", (3, 8), DType.ACT, "tokens")
+    total = builder.apply(Add(), x, y)
+    scaled = builder.apply(Scale(2.0), total)
+    normed = builder.apply(RmsNorm(1e-5, 1.0), total, builder.weight("w", (8,), F32))
+    again = builder.apply(RmsNorm(1e-5), total, builder.weight("w2", (8,), F32))
+    for index, value in enumerate((scaled, normed, again)):
+        builder.output(f"y{index}", value)
+    graph = builder.finish()
+    fused = fuse_add_norm(graph)
+    assert [node.op for node in fused.nodes] == [AddRmsNorm(1e-5, 1.0), Scale(2.0), RmsNorm(1e-5)]
+    same(graph, fused)
+
+
+def test_a_sum_that_is_an_output_stays_alone() -> None:
+    builder = GraphBuilder("g")
+    x = builder.input("x", (3, 8), DType.ACT)
+    total = builder.apply(Add(), x, x)
+    builder.output("sum", total)
+    builder.output("y", builder.apply(RmsNorm(1e-5), total, builder.weight("w", (8,), F32)))
+    graph = builder.finish()
+    assert fuse_add_norm(graph) == graph
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_decoder_is_the_same_after_all_passes(decoder: Any, window: int | None) -> None:
+    model = decoder(window=window)
+    graph = fused = model.step(8)
+    for run in PASSES:
+        fused = run(fused)
+        verify(fused)
+    layers = model.layers
+    assert ops(fused)["AddRmsNorm"] == 2 * layers - 1
+    assert ops(fused)["Linear"] == ops(graph)["Linear"] - 2 * layers
+    block, live = model.step_block(8, [(1, 0, [5, 6, 7, 8]), (0, 0, [9, 3])])
+    states = {"rows.table.0": torch.arange(model.rows * model.blocks, dtype=torch.int32).view(model.rows, -1)}
+    run_both = [
+        interpret(g, live=live, inputs={"block": torch.from_numpy(block)}, weights=model.weights(), states=states)
+        for g in (graph, fused)
+    ]
+    for name, wanted in run_both[0].states.items():
+        torch.testing.assert_close(run_both[1].states[name], wanted)
+    assert np.isfinite(run_both[0].states["rows.hidden"].numpy()).all()
+    assert run_both[0].states["rows.hidden"][:2].abs().sum() > 0
