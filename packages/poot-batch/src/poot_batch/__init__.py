@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from poot_batch.llm import LLM
 
 __all__ = ["LLM", "EngineError", "RequestError", "SamplingParams"]
+__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

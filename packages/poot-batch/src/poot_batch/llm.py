@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+import operator
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from poot_batch.build import Progress, build_engine
-from poot_batch.errors import EngineDeadError, EngineError, EngineFaultError, RequestError
+import msgspec
+
+from poot_batch.build import Progress
+from poot_batch.errors import EngineDeadError, EngineFaultError, NonFiniteLogitsError, RequestError
 from poot_batch.request import (
     EngineConfig,
     EngineInfo,
@@ -22,7 +26,8 @@ from poot_batch.request import (
     SamplingParams,
     TokenLogprob,
 )
-from poot_models.text import ChatTemplate, Detokenizer, TextModel, open_text
+from poot_batch.thread import Box, EngineThread
+from poot_models.text import ChatTemplate, Detokenizer, TextModel
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -50,10 +55,10 @@ class Completion:
 
 
 class LLM:
-    """A model in this process, on the same loop as the server's.
+    """A model in this process, on the same loop as the server's, which runs on a thread of its own.
 
     `rows` and `max_seq` are wishes that the memory fit may lower; `info` says what was settled on. Threads may share
-    an LLM: whoever waits for an answer runs the loop for all. Raises ModelError or ExecutorError at construction.
+    an LLM. Raises ModelError, ExecutorError or StartError at construction.
 
     >>> with LLM("model.gguf") as llm:  # doctest: +SKIP
     ...     print(llm.chat([{"role": "user", "content": "Hello"}], max_tokens=32).text)
@@ -71,67 +76,57 @@ class LLM:
         progress: Progress = lambda phase, done, total: None,
     ) -> None:
         config = EngineConfig(model=str(model), backend=backend, rows=rows, max_seq=max_seq, threads=threads)
-        self._engine = build_engine(config, progress)
-        self.text: TextModel = open_text(model)
+        self._engine = EngineThread(config, progress)
+        # An LLM that is dropped without `close` ends its thread too.
+        self._finalizer = weakref.finalize(self, self._engine.close)
+        self._ids = itertools.count(1)
         self._template = self.text.chat_template
         if chat_template is not None:
             self._template = ChatTemplate(chat_template, special_tokens=self.text.special_tokens)
-        self._lock = threading.Lock()
-        self._boxes: dict[int, deque[Output]] = {}
-        self._last_id = 0
-        self._death: EngineError | None = None
 
     @property
     def info(self) -> EngineInfo:
         return self._engine.info
 
+    @property
+    def text(self) -> TextModel:
+        """The model's tokenizer and chat template."""
+        return self._engine.text
+
     def stats(self) -> EngineStats:
         """Counters and gauges as of the last step."""
-        with self._lock:
-            return self._engine.stats()
+        return self._engine.stats()
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], sampling: SamplingParams | None = None, **options: Any
     ) -> list[Completion]:
         """Complete one prompt or several (text, or token ids), in the order given, batched.
 
-        `options` are fields of GenerateRequest: max_tokens, min_tokens, stop, stop_token_ids, ignore_eos.
-        Raises RequestError (nothing is run then), EngineFaultError when the engine fails on a prompt.
+        `options` are fields of GenerateRequest: max_tokens, min_tokens, stop, stop_token_ids, include_stop,
+        ignore_eos. Raises RequestError (nothing is run then), EngineFaultError when the engine fails on a prompt.
         """
-        requests = [
-            self._request(self._encode(prompt), sampling, options, continues=True) for prompt in _prompts(prompts)
-        ]
-        self._submit(requests)
-        try:
-            return [_complete(request, list(self._deltas(request))) for request in requests]
-        finally:
-            self._forget(requests)
+        return self._complete(
+            [self._request(self._encode(prompt), sampling, options, continues=True) for prompt in _prompts(prompts)]
+        )
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> Iterator[Delta]:
-        """Complete one prompt, delta by delta. Leaving the iterator cancels the request."""
+        """Complete one prompt, delta by delta. The request is submitted by the first `next`; leaving the iterator
+        cancels it."""
         return self._stream(self._request(self._encode(prompt), sampling, options, continues=True))
 
     def chat(self, messages: Sequence[Message], sampling: SamplingParams | None = None, **options: Any) -> Completion:
         """Answer a conversation through the model's chat template. Raises TextError for what the template refuses."""
-        request = self._request(self._render(messages), sampling, options, continues=False)
-        self._submit([request])
-        try:
-            return _complete(request, list(self._deltas(request)))
-        finally:
-            self._forget([request])
+        return self._complete([self._request(self._render(messages), sampling, options, continues=False)])[0]
 
     def stream_chat(
         self, messages: Sequence[Message], sampling: SamplingParams | None = None, **options: Any
     ) -> Iterator[Delta]:
-        """`chat`, delta by delta. Leaving the iterator cancels the request."""
+        """`chat`, delta by delta, as `stream`."""
         return self._stream(self._request(self._render(messages), sampling, options, continues=False))
 
     def close(self) -> None:
         """End every open request and give the device back."""
-        with self._lock:
-            if self._death is None:
-                self._death = EngineDeadError("this LLM is closed")
-                self._engine.close()
+        self._finalizer()
 
     def __enter__(self) -> Self:
         return self
@@ -144,17 +139,17 @@ class LLM:
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
             return tuple(self.text.tokenizer.encode(prompt))
-        return tuple(prompt)
+        try:
+            return tuple(operator.index(token) for token in prompt)
+        except TypeError as error:
+            raise RequestError(f"a prompt is text or a sequence of token ids: {error}", param="prompt") from error
 
     def _render(self, messages: Sequence[Message]) -> tuple[int, ...]:
         if self._template is None:
             reason = self.text.template_problem or "it has none"
             raise RequestError(f"the model has no usable chat template: {reason}; give LLM(chat_template=...)")
         tokenizer = self.text.tokenizer
-        guarded = [
-            {key: tokenizer.guard(value) if isinstance(value, str) else value for key, value in message.items()}
-            for message in messages
-        ]
+        guarded = [_guarded(dict(message), tokenizer.guard) for message in messages]
         return tuple(tokenizer.encode(self._template.render(guarded), parse_special=True))
 
     def _request(
@@ -165,52 +160,45 @@ class LLM:
         if unknown:
             raise TypeError(f"unknown option {unknown[0]!r}; options are {', '.join(sorted(known))}")
         stop = options.get("stop") or ()
-        with self._lock:
-            self._last_id += 1
-            number = self._last_id
-        return GenerateRequest(
-            id=number,
-            prompt=prompt,
-            sampling=sampling or SamplingParams(),
-            continues=continues,
-            **{**options, "stop": (stop,) if isinstance(stop, str) else tuple(stop)},
-        )
+        fields = {
+            **options,
+            "stop": (stop,) if isinstance(stop, str) else tuple(stop),
+            "id": next(self._ids),
+            "prompt": (),
+            "sampling": sampling or SamplingParams(),
+            "continues": continues,
+        }
+        try:
+            request = msgspec.convert(msgspec.to_builtins(fields), GenerateRequest)
+        except (TypeError, msgspec.ValidationError) as error:
+            raise RequestError(str(error)) from error
+        return msgspec.structs.replace(request, prompt=prompt)
 
-    def _submit(self, requests: list[GenerateRequest]) -> None:
-        """All of them, or none."""
-        with self._lock:
-            if self._death is not None:
-                raise self._death
-            for index, request in enumerate(requests):
-                try:
-                    self._engine.submit(request)
-                except RequestError:
-                    for earlier in requests[:index]:
-                        self._engine.cancel(earlier.id)
-                        del self._boxes[earlier.id]
-                    raise
-                self._boxes[request.id] = deque()
-
-    def _forget(self, requests: list[GenerateRequest]) -> None:
-        """Cancel what has not ended and drop what nobody will read."""
-        with self._lock:
-            for request in requests:
-                if self._boxes.pop(request.id, None) is not None and self._death is None:
-                    self._engine.cancel(request.id)
+    def _complete(self, requests: list[GenerateRequest]) -> list[Completion]:
+        boxes = self._engine.submit(requests)
+        try:
+            return [
+                _completion(request, list(self._deltas(request, box)))
+                for request, box in zip(requests, boxes, strict=True)
+            ]
+        except BaseException:
+            self._engine.cancel(requests)
+            raise
 
     def _stream(self, request: GenerateRequest) -> Iterator[Delta]:
-        self._submit([request])
+        (box,) = self._engine.submit([request])
         try:
-            yield from self._deltas(request)
-        finally:
-            self._forget([request])
+            yield from self._deltas(request, box)
+        except BaseException:
+            self._engine.cancel([request])
+            raise
 
-    def _deltas(self, request: GenerateRequest) -> Iterator[Delta]:
+    def _deltas(self, request: GenerateRequest, box: Box) -> Iterator[Delta]:
         detokenizer = None if request.stop else Detokenizer(self.text.tokenizer, continues=request.continues)
         while True:
-            output = self._next(request.id)
+            output = box.get()
             if output.finish == "error":
-                raise EngineFaultError(output.error_message or "the engine failed on this request")
+                raise _error_of(output)
             text = output.text or ""
             if detokenizer is not None:
                 text = detokenizer.push(output.tokens) + (detokenizer.finish() if output.finish else "")
@@ -218,23 +206,22 @@ class LLM:
             if output.finish is not None:
                 return
 
-    def _next(self, request_id: int) -> Output:
-        """The next output of a request, running the loop until there is one."""
-        while True:
-            with self._lock:
-                box = self._boxes.get(request_id)
-                if box:
-                    return box.popleft()
-                if box is None or self._death is not None:
-                    raise self._death or EngineDeadError("the request is no longer open")
-                try:
-                    outputs = self._engine.step()
-                except EngineError as error:
-                    self._death = error
-                    outputs = self._engine.abandon(error)
-                for output in outputs:
-                    if output.request_id in self._boxes:
-                        self._boxes[output.request_id].append(output)
+
+def _error_of(output: Output) -> Exception:
+    classes = (NonFiniteLogitsError, EngineDeadError)
+    kind = next((kind for kind in classes if kind.code == output.error_code), EngineFaultError)
+    return kind(output.error_message or "the engine failed on this request")
+
+
+def _guarded(value: Any, guard: Callable[[str], str]) -> Any:
+    """`value` with every text in it guarded, so that the name of a control token stays text."""
+    if isinstance(value, str):
+        return guard(value)
+    if isinstance(value, Mapping):
+        return {key: _guarded(item, guard) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_guarded(item, guard) for item in value]
+    return value
 
 
 def _prompts(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -242,12 +229,12 @@ def _prompts(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(given, str):
         return [given]
     items: list[Any] = list(given)
-    if items and all(isinstance(item, int) for item in items):
+    if items and all(isinstance(item, Integral) for item in items):
         return [items]
     return items
 
 
-def _complete(request: GenerateRequest, deltas: list[Delta]) -> Completion:
+def _completion(request: GenerateRequest, deltas: list[Delta]) -> Completion:
     last = deltas[-1].finish
     assert last is not None
     return Completion(

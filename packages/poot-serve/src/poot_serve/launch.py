@@ -58,7 +58,8 @@ def load_text(settings: Settings) -> TextModel:
     try:
         text = open_text(settings.model)
     except ModelError as error:
-        raise StartUpError(f"{settings.model}: {error}") from error
+        named = settings.model.name in str(error)
+        raise StartUpError(str(error) if named else f"{settings.model}: {error}") from error
     if settings.chat_template is None:
         return text
     try:

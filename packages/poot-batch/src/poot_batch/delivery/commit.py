@@ -14,8 +14,9 @@ from poot_models.text import Tokenizer
 class Committer:
     """Turns step results into outputs. `finish(sequence)` is called once for each sequence that ends here.
 
-    Neither an end token nor a stop string ends a row within its first min_tokens. End tokens (of the model, and the request's stop_token_ids) end a row and are not delivered. The tokens of a
-    sequence that ended while the step was in flight are dropped.
+    End tokens (of the model, and the request's stop_token_ids) end a row and are not delivered. Neither they nor stop
+    strings end a row within its first min_tokens. The tokens of a sequence that ended while the step was in flight are
+    dropped.
     """
 
     def __init__(self, ends: frozenset[int], tokenizer: Tokenizer | None, finish: Callable[[Sequence], None]) -> None:
@@ -68,7 +69,7 @@ class Committer:
         top = request.sampling.logprobs
         logprobs = None if top is None else (_logprob(result, n, token, top),)
         if finish is not None:
-            return self._end(sequence, finish, (token,), said, logprobs)
+            return self._end(sequence, finish, tokens=(token,), text=said, logprobs=logprobs)
         first = sequence.committed == 1
         return Output(
             request_id=request.id,
@@ -93,6 +94,7 @@ class Committer:
         self,
         sequence: Sequence,
         finish: FinishReason,
+        *,
         tokens: tuple[int, ...] = (),
         text: str | None = None,
         logprobs: tuple[TokenLogprob, ...] | None = None,

@@ -13,7 +13,7 @@ from poot_batch.sampling import features_of, open_block
 from poot_batch.schedule import Sequence, StepPlan, StepResult
 from poot_executor.devices import Live
 from poot_executor.programs import LOGPROBS
-from poot_executor.runtime import Entry, EntryKey
+from poot_executor.runtime import EntryKey, Pending
 
 
 class ModelDriver:
@@ -23,8 +23,7 @@ class ModelDriver:
     """
 
     def __init__(self, prepared: Prepared) -> None:
-        # An entry's outputs lie in one place, which its next run overwrites: a step's are read before the next one.
-        self.depth = 1
+        self.depth = prepared.device.depth
         self._prepared = prepared
         self._entries = prepared.entries
         self._ladder = sorted(key.capacity for key in prepared.entries.compiled.entries if key.program == "step")
@@ -55,18 +54,18 @@ class ModelDriver:
         sample = self._entries[EntryKey("sample", self._rows, features)]
         sample.stage("rows", rows)
         sample.run(live)
-        return Ticket(plan, sample)
+        names = ["tokens", "flags"]
+        if LOGPROBS in features:
+            names += ["chosen", "top_ids", "top_values"]
+        # Sent on their way now: the next step overwrites them.
+        return Ticket(plan, [sample.fetch(name, len(rows)) for name in names])
 
     def collect(self, ticket: Ticket) -> StepResult:
-        entry: Entry | None = ticket.handle
-        if entry is None:
+        arrays: list[Pending] | None = ticket.handle
+        if arrays is None:
             self._prepared.device.synchronize()
             return StepResult(np.empty(0, np.int32), np.empty(0, np.int32))
-        count = len(ticket.plan.sampling)
-        names = ["tokens", "flags"]
-        if LOGPROBS in entry.key.features:
-            names += ["chosen", "top_ids", "top_values"]
-        return StepResult(*(entry.read(name, count) for name in names))
+        return StepResult(*(pending.result() for pending in arrays))
 
     def device_bytes(self) -> int:
         return self._prepared.device.account.total

@@ -66,9 +66,7 @@ def prepare_model(
     return Prepared(device, model, prepare(device, compiled, model.weights, progress), shape, found)
 
 
-def _shape(
-    model: ModelHandle, rows: int, max_seq: int, step_tokens: int, blocks: tuple[int, ...] | None
-) -> StepShape:
+def _shape(model: ModelHandle, rows: int, max_seq: int, step_tokens: int, blocks: tuple[int, ...] | None) -> StepShape:
     tokens = max(rows, min(step_tokens, max_seq))
     tables = tuple(group.blocks_per_row(max_seq, BLOCK, tokens) for group in model.groups)
     return StepShape(tokens, rows, max_seq, BLOCK, blocks or tables, tables, bias=MAX_LOGIT_BIAS)

@@ -59,9 +59,9 @@ def launch_engine() -> Child:
 
 
 def _environment() -> dict[str, str]:
-    """The parent's environment, with OpenMP's threads told to spin for a while before they sleep.
+    """The parent's environment, with OpenMP's threads told to sleep when they wait.
 
-    A decode step is hundreds of short parallel regions: waking sleeping threads for each costs more than the work.
-    A user's own setting wins.
+    Threads that spin at the end of torch's short parallel regions hold the cores that others need, and with other
+    processes on the machine a region of microseconds then takes milliseconds. A user's own setting wins.
     """
-    return {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "200000", **os.environ}
+    return {"OMP_WAIT_POLICY": "passive", **os.environ}

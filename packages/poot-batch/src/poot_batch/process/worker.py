@@ -21,7 +21,8 @@ from poot_batch.errors import EngineError, RequestError, StartError
 from poot_batch.process import frames
 from poot_batch.request import Output
 
-_READ_BYTES = 1 << 20
+# Read between two steps: some thousand small frames at most, so that arrivals never hold up running rows for long.
+_READ_BYTES = 1 << 18
 # Undelivered bytes at which the loop stops stepping until the peer reads.
 _OUTBOX_LIMIT = 16 * 2**20
 

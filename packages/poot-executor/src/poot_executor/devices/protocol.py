@@ -34,6 +34,13 @@ class Allocation(Protocol):
 Launch = Callable[[Live], Callable[[], object]]
 
 
+class Fetch(Protocol):
+    """A copy to the host that is under way."""
+
+    def result(self) -> np.ndarray[Any, Any]:
+        """Wait for the copy; its bytes (uint8). Raises DeviceError if the work before it failed."""
+
+
 class Recording(Protocol):
     """A prepared sequence of launches: a CUDA graph, a command buffer, or a Python loop."""
 
@@ -65,8 +72,8 @@ class Device(Protocol):
     def write(self, allocation: Allocation, offset: int, data: np.ndarray[Any, Any]) -> None:
         """Copy host bytes to the device, ordered on the compute stream. The host array may be reused at return."""
 
-    def read(self, allocation: Allocation, offset: int, out: np.ndarray[Any, Any]) -> None:
-        """Wait for the work before it and copy device bytes to the host."""
+    def fetch(self, allocation: Allocation, offset: int, nbytes: int) -> Fetch:
+        """Enqueue a copy of device bytes to the host, ordered on the compute stream: later work may overwrite them."""
 
     def record(self, launches: Sequence[Launch]) -> Recording:
         """Make one recording of bound launches."""

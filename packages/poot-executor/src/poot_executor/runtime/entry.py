@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from poot_executor.devices.protocol import Allocation, Device, Live, Recording
+from poot_executor.devices.protocol import Allocation, Device, Fetch, Live, Recording
 from poot_executor.errors import GraphError
 from poot_executor.ir.types import DType, TensorType
 from poot_executor.kernels.kernel import Operand
@@ -24,6 +26,19 @@ NUMPY_TYPES: dict[DType, npt.DTypeLike] = {
     DType.I32: np.int32,
     DType.U8: np.uint8,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """An array on its way to the host."""
+
+    fetch: Fetch
+    shape: tuple[int, ...]
+    dtype: npt.DTypeLike
+
+    def result(self) -> Array:
+        """Wait for it. Raises DeviceError if the work before it failed."""
+        return self.fetch.result().view(self.dtype).reshape(self.shape)
 
 
 class Entry:
@@ -61,10 +76,14 @@ class Entry:
             raise GraphError(f"{self.key} runs at most {most}, not {live}")
         self._recording.replay(live)
 
-    def read(self, name: str, rows: int | None = None) -> Array:
-        """Wait, then copy the leading `rows` (default all) of output `name` to a new host array."""
+    def fetch(self, name: str, rows: int | None = None) -> Pending:
+        """Enqueue a copy of the leading `rows` (default all) of output `name`: a later run may overwrite it."""
         operand = self._named(self._outputs, "output", name)
-        return _read(self._device, operand.allocation, operand.offset, operand.type, rows)
+        return _fetch(self._device, operand.allocation, operand.offset, operand.type, rows)
+
+    def read(self, name: str, rows: int | None = None) -> Array:
+        """`fetch`, waited for."""
+        return self.fetch(name, rows).result()
 
     def _named(self, operands: Mapping[str, Operand], kind: str, name: str) -> Operand:
         operand = operands.get(name)
@@ -91,7 +110,7 @@ class EntrySet:
     def read_state(self, name: str, rows: int | None = None) -> Array:
         """Wait, then copy the leading `rows` of a state to the host (full logits leave the device only this way)."""
         type_ = self._state(name)
-        return _read(self.device, self._states[name], 0, type_, rows)
+        return _fetch(self.device, self._states[name], 0, type_, rows).result()
 
     def write_state(self, name: str, data: Array) -> None:
         """Overwrite the leading elements of a state."""
@@ -107,10 +126,9 @@ class EntrySet:
         return type_
 
 
-def _read(device: Device, allocation: Allocation, offset: int, type_: TensorType, rows: int | None) -> Array:
+def _fetch(device: Device, allocation: Allocation, offset: int, type_: TensorType, rows: int | None) -> Pending:
     shape = type_.shape if rows is None else (rows, *type_.shape[1:])
     if not 0 <= shape[0] <= type_.shape[0]:
         raise GraphError(f"{type_} has no {shape[0]} rows")
-    out = np.empty(shape, dtype=NUMPY_TYPES[type_.dtype])
-    device.read(allocation, offset, out)
-    return out
+    nbytes = prod(shape) * type_.dtype.size
+    return Pending(device.fetch(allocation, offset, nbytes), shape, NUMPY_TYPES[type_.dtype])

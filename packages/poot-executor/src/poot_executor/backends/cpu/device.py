@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,16 @@ class HostLoop:
         with torch.inference_mode():
             for run in program:
                 run()
+
+
+@dataclass(frozen=True, slots=True)
+class HostFetch:
+    """Bytes that were copied at once."""
+
+    data: npt.NDArray[np.uint8]
+
+    def result(self) -> npt.NDArray[np.uint8]:
+        return self.data
 
 
 class CpuDevice:
@@ -93,9 +104,8 @@ class CpuDevice:
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         _bytes_of(allocation, offset, raw.size)[:] = raw
 
-    def read(self, allocation: Allocation, offset: int, out: npt.NDArray[Any]) -> None:
-        raw = out.reshape(-1).view(np.uint8)
-        raw[:] = _bytes_of(allocation, offset, raw.size)
+    def fetch(self, allocation: Allocation, offset: int, nbytes: int) -> HostFetch:
+        return HostFetch(_bytes_of(allocation, offset, nbytes).copy())
 
     def record(self, launches: Sequence[Launch]) -> HostLoop:
         return HostLoop(launches)

@@ -54,6 +54,14 @@ class NullKernels(KernelTable):
         return (NullKernel(),)
 
 
+@dataclass(frozen=True, slots=True)
+class NullFetch:
+    nbytes: int
+
+    def result(self) -> npt.NDArray[np.uint8]:
+        return np.zeros(self.nbytes, dtype=np.uint8)
+
+
 class NullRecording:
     """Counts what it is asked to do."""
 
@@ -94,8 +102,8 @@ class NullDevice:
     def write(self, allocation: Allocation, offset: int, data: npt.NDArray[Any]) -> None:
         """Dropped."""
 
-    def read(self, allocation: Allocation, offset: int, out: npt.NDArray[Any]) -> None:
-        out.fill(np.zeros((), out.dtype)[()])
+    def fetch(self, allocation: Allocation, offset: int, nbytes: int) -> NullFetch:
+        return NullFetch(nbytes)
 
     def record(self, launches: Sequence[Launch]) -> NullRecording:
         self.recordings.append(NullRecording(launches))

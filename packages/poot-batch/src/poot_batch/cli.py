@@ -1,0 +1,96 @@
+"""The console script: generate text with a model, or measure one. Nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from poot_batch import __version__
+from poot_batch.errors import EngineError
+
+_MOST_TOKENS = 2**24
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0, 1 when the model cannot be served or the request is refused, 2 for a wrong command line."""
+    given = _parser().parse_args(arguments)
+    # These are light; torch comes with the model.
+    from poot_executor.errors import ExecutorError
+    from poot_models.errors import ModelError
+
+    try:
+        if given.command == "generate":
+            _generate(given)
+        else:
+            _bench(given)
+        sys.stdout.flush()
+    except (EngineError, ExecutorError, ModelError) as error:
+        print(f"poot-batch: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # Whoever read has left. The interpreter must not find the pipe broken once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="poot-batch", description="The poot engine on the command line.")
+    parser.add_argument("--version", action="version", version=f"poot-batch {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    generate = commands.add_parser("generate", help="complete a prompt and print the text as it comes")
+    _add_engine_flags(generate)
+    generate.add_argument("--prompt", required=True, help="the text to go on from")
+    generate.add_argument("--max-tokens", type=int, help="tokens to generate at most [what is left of max-seq]")
+    generate.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token [0]")
+    generate.add_argument("--seed", type=int, help="makes draws repeatable [random]")
+    bench = commands.add_parser("bench", help="measure prompt and decode speed, and the phases of the start")
+    _add_engine_flags(bench)
+    bench.add_argument("--prompt-tokens", type=_count, default=256, help="tokens of the measured prompt [256]")
+    bench.add_argument("--decode-tokens", type=_count, default=64, help="tokens each row then generates [64]")
+    return parser
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= _MOST_TOKENS:
+        raise argparse.ArgumentTypeError(f"must be between 1 and {_MOST_TOKENS}, not {value}")
+    return value
+
+
+def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a GGUF file or a safetensors directory")
+    parser.add_argument("--backend", default="auto", help="auto, or a backend's name [auto]")
+    parser.add_argument("--rows", type=int, default=4, help="sequences run at once [4]")
+    parser.add_argument("--max-seq", type=int, default=4096, help="positions of a sequence at most [4096]")
+    parser.add_argument("--threads", type=int, help="host threads [the backend's choice]")
+
+
+def _generate(given: argparse.Namespace) -> None:
+    from poot_batch.llm import LLM
+    from poot_batch.request import SamplingParams
+
+    sampling = SamplingParams(temperature=given.temperature, seed=given.seed)
+    with LLM(given.model, backend=given.backend, rows=given.rows, max_seq=given.max_seq, threads=given.threads) as llm:
+        for delta in llm.stream(given.prompt, sampling, max_tokens=given.max_tokens):
+            print(delta.text, end="", flush=True)
+    print()
+
+
+def _bench(given: argparse.Namespace) -> None:
+    from poot_batch.bench import bench
+    from poot_batch.request import EngineConfig
+
+    config = EngineConfig(
+        model=given.model, backend=given.backend, rows=given.rows, max_seq=given.max_seq, threads=given.threads
+    )
+    for line in bench(config, given.prompt_tokens, given.decode_tokens):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,142 @@
+"""What the driver sends to the device, and what it settles on before it allocates. No device but the null one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from poot_batch.build import build_engine
+from poot_batch.driver import ModelDriver, prepare_model
+from poot_batch.driver.step_block import step_block
+from poot_batch.kv import KvSpace
+from poot_batch.request import EngineConfig, GenerateRequest, SamplingParams
+from poot_batch.sampling import features_of, open_block
+from poot_batch.schedule import PromptRun, Sequence, StepPlan
+from poot_executor.backends.null.device import NullDevice
+from poot_executor.errors import CapacityError
+from poot_executor.ops import RowLayout
+from poot_executor.programs import FULL, LOGPROBS, PENALTIES, RowTableShape
+from poot_models import ModelHandle, load
+
+
+def sequence_of(row: int, prompt: tuple[int, ...] = (5, 6, 7), **fields: object) -> Sequence:
+    request = GenerateRequest(id=row, prompt=prompt, **fields)
+    sequence = Sequence(request, 9, request.sampling.seed or 0, 0.0, row=row)
+    sequence.reservation = KvSpace(16, (8,), (4,)).reserve(len(prompt) + 9)
+    return sequence
+
+
+@pytest.fixture(scope="module")
+def model(smollm2_path: Path) -> ModelHandle:
+    return load(smollm2_path)
+
+
+def test_a_step_block_by_hand() -> None:
+    decode = (sequence_of(2), sequence_of(0))
+    prompt = sequence_of(3, (50, 51, 52, 53, 54))
+    block = step_block(StepPlan(decode, (PromptRun(prompt, 1, 3),), decode), rows=4)
+    header, runs = [5, 3, 0, 0], [2, -1, 1, 0, 0, -1, 1, 0, 3, 1, 3, 1, 0, 0, 0, 0]
+    assert block.tolist() == [*header, *runs, 0, 0, 51, 52, 53]
+    assert block.dtype == np.int32
+    # Without prompts there is nothing behind the runs.
+    assert step_block(StepPlan(decode, (), decode), rows=4).tolist() == [2, 2, 0, 0, *runs[:8], *[0] * 8]
+
+
+def test_the_device_reads_the_step_as_it_was_meant() -> None:
+    torch = pytest.importorskip("torch")
+    from poot_executor.ops.rows import UnpackStep
+
+    decode, prompt = (sequence_of(2), sequence_of(0)), sequence_of(3, (50, 51, 52, 53, 54))
+    block = step_block(StepPlan(decode, (PromptRun(prompt, 1, 3),), decode), rows=4)
+    ints = torch.zeros(4, RowLayout.INTS, dtype=torch.int32)
+    ints[:, RowLayout.LENGTH] = torch.tensor([4, 0, 7, 1])
+    history = torch.arange(40, dtype=torch.int32).reshape(4, 10)
+    ids, positions, rows, _, ints, _ = UnpackStep(5).reference(torch.from_numpy(block), ints, history)
+    assert ids.tolist() == [27, 4, 51, 52, 53]
+    assert positions.tolist() == [7, 4, 1, 2, 3]
+    assert rows.tolist() == [2, 0, 3, 3, 3]
+    assert ints[:, RowLayout.LENGTH].tolist() == [5, 0, 8, 4]
+
+
+def test_an_open_block_by_hand() -> None:
+    sampling = SamplingParams(
+        temperature=0.5, top_p=0.9, top_k=7, min_p=0.25, presence_penalty=0.5, frequency_penalty=-0.5,
+        repetition_penalty=1.5, logit_bias=((9, 2.0), (4, -1.0)), seed=-2,
+    )  # fmt: skip
+    sequence = sequence_of(3, sampling=sampling, min_tokens=2)
+    shape = RowTableShape(4, 64, 5, (4,))
+    block = open_block(sequence, shape)
+    assert len(block) == shape.open_block
+    # Row; length, seed (2**64 - 2), top_k, prompt, least length, biases, adapter.
+    assert block[:9].tolist() == [3, 0, -2, -1, 7, 3, 5, 2, 0]
+    assert block[9:15].view(np.float32).tolist() == pytest.approx([0.5, 0.9, 0.25, 0.5, -0.5, 1.5])
+    assert block[15:20].tolist() == [9, 4, 0, 0, 0]
+    assert block[20:25].view(np.float32).tolist() == [2.0, -1.0, 0.0, 0.0, 0.0]
+    assert block[25:26].tolist() == [0]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31, 2**63 + 5, 2**64 - 1, -1, -(2**63)])
+def test_seeds_keep_all_their_bits(seed: int) -> None:
+    block = open_block(sequence_of(0, sampling=SamplingParams(seed=seed)), RowTableShape(4, 64, 5, (4,)))
+    low, high = block[2:4].view(np.uint32).tolist()
+    assert low + (high << 32) == seed % 2**64
+
+
+@pytest.mark.parametrize(
+    ("fields", "features"),
+    [
+        ({"sampling": SamplingParams(temperature=0.0)}, set()),
+        ({"sampling": SamplingParams(temperature=1e-6)}, set()),
+        ({"sampling": SamplingParams()}, {FULL}),
+        ({"sampling": SamplingParams(temperature=0.0, presence_penalty=0.1)}, {PENALTIES}),
+        ({"sampling": SamplingParams(temperature=0.0, repetition_penalty=1.1)}, {PENALTIES}),
+        ({"sampling": SamplingParams(temperature=0.0, logit_bias=((1, 1.0),))}, {PENALTIES}),
+        ({"sampling": SamplingParams(temperature=0.0), "min_tokens": 1}, {PENALTIES}),
+        ({"sampling": SamplingParams(temperature=0.0, logprobs=0)}, {LOGPROBS}),
+        ({"sampling": SamplingParams(logprobs=3, frequency_penalty=1.0)}, {FULL, PENALTIES, LOGPROBS}),
+    ],
+)
+def test_rows_pay_for_what_they_ask(fields: dict[str, object], features: set[str]) -> None:
+    assert features_of(sequence_of(0, **fields)) == features
+
+
+def test_a_model_too_large_is_refused_before_anything_is_allocated(model: ModelHandle) -> None:
+    device = NullDevice(capacity=50_000_000)
+    with pytest.raises(CapacityError, match="null") as raised:
+        prepare_model(model, device, rows=2, max_seq=256, ends=(2,), step_tokens=16)
+    assert raised.value.shortfall > 0
+    assert device.account.total == 0
+
+
+def test_rows_are_halved_until_they_fit(model: ModelHandle) -> None:
+    whole = prepare_model(model, NullDevice(), rows=8, max_seq=128, ends=(2,), step_tokens=16)
+    spare = 2 * whole.fit.kv_bytes // 8
+    small = NullDevice(capacity=whole.fit.demand.fixed + spare)
+    fitted = prepare_model(model, small, rows=8, max_seq=128, ends=(2,), step_tokens=16)
+    assert whole.fit.rows == 8
+    # Rows cost little, so all stay, but their pool holds two full sequences.
+    assert fitted.fit.blocks[0] in (2 * 128 // 16, 2 * 128 // 16 + 1)
+    assert any("full sequences" in reason for reason in fitted.fit.reasons)
+    assert ModelDriver(fitted).device_bytes() <= small.capacity() + small.account.total
+
+
+def test_the_model_itself_bounds_the_length(model: ModelHandle) -> None:
+    prepared = prepare_model(model, NullDevice(), rows=1, max_seq=10**6, ends=(2,), step_tokens=4)
+    assert prepared.fit.max_seq == model.max_positions == 8192
+    assert prepared.fit.blocks == (8192 // 16,)
+
+
+def test_building_says_what_was_settled_on(smollm2_path: Path) -> None:
+    phases: list[str] = []
+    engine, text = build_engine(
+        EngineConfig(model=str(smollm2_path), backend="null", rows=1, max_seq=16),
+        lambda phase, done, total: phases.append(phase),
+    )
+    info = engine.info
+    assert (info.backend, info.rows, info.max_seq, info.kv_blocks, info.vocab_size) == ("null", 1, 16, 1, 49152)
+    assert set(info.eos_ids) == set(text.tokenizer.eog_ids)
+    assert set(info.start_seconds) == {"model", "device", "text", "prepare"}
+    assert list(dict.fromkeys(phases)) == ["model", "device", "weights", "entries"]
+    assert info.weight_bytes + info.kv_bytes + info.workspace_bytes == engine.stats().device_bytes
