@@ -71,7 +71,7 @@ def file(tmp_path: Path) -> Callable[[bytes], str]:
     return write
 
 
-@pytest.mark.parametrize("size", [0, 3, 16, 1000, 100_000, 4 << 20])
+@pytest.mark.parametrize("size", [0, 16, 100_000, 4 << 20])
 def test_truncated_file(refused, file, header, size):
     line = refused(COULD_NOT, file(header[:size]))
     assert "model.gguf" in line and re.search("truncated|empty|no GGUF file|claims", line)
@@ -121,7 +121,7 @@ def test_safetensors_directory_without_its_weights(refused, tmp_path):
     assert "safetensors" in refused(COULD_NOT, str(tmp_path))
 
 
-@pytest.mark.parametrize("backend", ["ptx", "rocm", "wgpu", "vulkan"])
+@pytest.mark.parametrize("backend", ["ptx", "vulkan"])
 def test_backend_that_is_planned(refused, live, model, backend):
     line = refused(COULD_NOT, str(model), f"127.0.0.1:{live.free_port()}", "--backend", backend)
     assert f"backend {backend}" in line

@@ -48,4 +48,4 @@ class EngineClient(Protocol):
         """Take no new requests, wait for the running ones, cancel what still runs after the timeout."""
 
     async def close(self) -> None:
-        """End the engine. Open streams end with "abort"."""
+        """End the engine. Open streams end with "abort". May be called again."""

@@ -43,7 +43,8 @@ def lower_generation(
 ) -> Lowered:
     """The engine request for `prompt`, checked against what the engine can serve.
 
-    `continues`: the answer's text goes on from the prompt's. `names` maps the engine's field names to the wire's where they differ. Raises FieldError or RequestError.
+    `continues`: the answer's text goes on from the prompt's. `names` maps the engine's field names to the wire's where
+    they differ. Raises FieldError or RequestError.
     """
     stream = bool(fields.stream)
     if fields.stream_options is not None and not stream:

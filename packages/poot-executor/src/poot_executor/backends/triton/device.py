@@ -1,0 +1,110 @@
+"""A device that runs Triton kernels on torch memory; CUDA and ROCm add how it is opened and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from poot_executor.backends.triton.kernels import TRITON_KERNELS
+from poot_executor.backends.triton.kernels.kernel import TORCH_TYPES, UNBOUNDED
+from poot_executor.backends.triton.memory import TorchAllocation
+from poot_executor.backends.triton.weights import hold
+from poot_executor.devices.protocol import Allocation, Launch, Live
+from poot_executor.encodings.types import WeightSource
+from poot_executor.errors import CapacityError
+from poot_executor.ir.types import DType
+from poot_executor.kernels.kernel import WeightForm
+from poot_executor.memory.account import Account, MemoryClass
+
+
+@dataclass(frozen=True, slots=True)
+class HostFetch:
+    """Bytes that were copied at once."""
+
+    data: npt.NDArray[np.uint8]
+
+    def result(self) -> npt.NDArray[np.uint8]:
+        return self.data
+
+
+class EagerLoop:
+    """Launches made anew each time: what a recording is where nothing can be recorded."""
+
+    def __init__(self, device: TritonDevice, launches: Sequence[Launch], live: torch.Tensor) -> None:
+        self._device, self._live = device, live
+        self._calls = [launch(Live()) for launch in launches]
+
+    def replay(self, live: Live) -> None:
+        self._live[:3] = torch.tensor(live, dtype=torch.int32)
+        for call in self._calls:
+            call()
+
+
+class TritonDevice:
+    """See `poot_executor.devices.protocol.Device`. As it stands it is eager and synchronous, over any torch device.
+
+    `live` is the buffer of live counts that kernels bound now will read; `record` gives it to the recording.
+    """
+
+    backend = "triton"
+    alignment = 256
+    records = True
+    depth = 1
+
+    def __init__(self, torch_device: str, name: str, activation: DType) -> None:
+        self.name, self.activation = name, activation
+        self.torch_device = torch_device
+        self.account = Account()
+        self.kernels = TRITON_KERNELS
+        self.live = self._live_buffer()
+
+    def capacity(self) -> int:
+        return 2**34
+
+    def allocate(self, kind: MemoryClass, nbytes: int) -> TorchAllocation:
+        try:
+            tensor = torch.zeros(nbytes, dtype=torch.uint8, device=self.torch_device)
+        except (RuntimeError, MemoryError) as error:
+            raise CapacityError(f"{self.name} has no {nbytes} bytes for {kind}", shortfall=nbytes) from error
+        self.account.add(kind, nbytes)
+        return TorchAllocation(tensor)
+
+    def hold(self, form: WeightForm, sources: Sequence[WeightSource]) -> Any:
+        try:
+            held = hold(form, sources, TORCH_TYPES[self.activation], self.torch_device)
+        except (RuntimeError, MemoryError) as error:
+            message = f"{self.name} has no {form.nbytes} bytes for weights {', '.join(form.names)}"
+            raise CapacityError(message, shortfall=form.nbytes) from error
+        self.account.add("weights", form.nbytes)
+        return held
+
+    def write(self, allocation: Allocation, offset: int, data: npt.NDArray[Any]) -> None:
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        _slice(allocation, offset, raw.size).copy_(torch.from_numpy(raw))
+
+    def fetch(self, allocation: Allocation, offset: int, nbytes: int) -> Any:
+        return HostFetch(_slice(allocation, offset, nbytes).cpu().numpy().copy())
+
+    def record(self, launches: Sequence[Launch]) -> Any:
+        live, self.live = self.live, self._live_buffer()
+        return EagerLoop(self, launches, live)
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+    def close(self) -> None:
+        """Memory goes with the last reference to the entries."""
+
+    def _live_buffer(self) -> torch.Tensor:
+        return torch.tensor([0, 0, 0, UNBOUNDED], dtype=torch.int32, device=self.torch_device)
+
+
+def _slice(allocation: Allocation, offset: int, nbytes: int) -> torch.Tensor:
+    if not isinstance(allocation, TorchAllocation):
+        raise TypeError("not an allocation of this device")
+    return allocation.tensor[offset : offset + nbytes]

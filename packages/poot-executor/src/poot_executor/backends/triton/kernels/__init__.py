@@ -1,0 +1,11 @@
+"""Triton kernels. Importing the modules fills the table."""
+
+import poot_executor.backends.triton.kernels.attention
+import poot_executor.backends.triton.kernels.linear
+import poot_executor.backends.triton.kernels.norm
+import poot_executor.backends.triton.kernels.pointwise
+import poot_executor.backends.triton.kernels.rows
+import poot_executor.backends.triton.kernels.sampling  # noqa: F401
+from poot_executor.backends.triton.kernels.kernel import TRITON_KERNELS
+
+__all__ = ["TRITON_KERNELS"]

@@ -1,0 +1,107 @@
+"""Elementwise kernels and gated activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from poot_executor.backends.triton.kernels.kernel import TRITON_KERNELS, TritonKernel, live_index, view
+from poot_executor.kernels.kernel import Operands, Site
+from poot_executor.ops import Add, GatedActivation, Mul, Scale, SoftCap
+
+_ADD, _MUL, _SCALE, _SOFTCAP = range(4)
+
+
+@triton.jit
+def _tanh(x):  # type: ignore[no-untyped-def]
+    return 2.0 * tl.sigmoid(2.0 * x) - 1.0
+
+
+@triton.jit
+def _elementwise(
+    x, y, out, live, x_pitch, y_pitch, width, factor, LIVE: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr
+):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0)
+    if row < tl.load(live + LIVE):
+        at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        mask = at < width
+        a = tl.load(x + row * x_pitch + at, mask=mask).to(tl.float32)
+        if KIND == 0:
+            a = a + tl.load(y + row * y_pitch + at, mask=mask).to(tl.float32)
+        elif KIND == 1:
+            a = a * tl.load(y + row * y_pitch + at, mask=mask).to(tl.float32)
+        elif KIND == 2:
+            a = a * factor
+        else:
+            a = _tanh(a / factor) * factor
+        tl.store(out + row * width + at, a, mask=mask)
+
+
+class _Elementwise(TritonKernel):
+    kind = _ADD
+
+    def accepts(self, site: Site) -> str | None:
+        return None if len(site.inputs[0].shape) == 2 else "it has more than two dimensions"
+
+    def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
+        x, out = view(operands.input(0)), view(operands.outputs[0])
+        y = view(operands.input(1)) if len(operands.inputs) > 1 else x
+        factor = float(getattr(site.op, "factor", getattr(site.op, "cap", 1.0)))
+        rows, width = x.shape
+        block = min(1024, triton.next_power_of_2(width))
+        grid = (rows, triton.cdiv(width, block))
+        index, live, kind = live_index(site.inputs[0]), device.live, self.kind
+        return lambda: _elementwise[grid](
+            x, y, out, live, x.stride(0), y.stride(0), width, factor, LIVE=index, KIND=kind, BLOCK=block
+        )
+
+
+@TRITON_KERNELS.register(Add)
+class AddKernel(_Elementwise):
+    kind = _ADD
+
+
+@TRITON_KERNELS.register(Mul)
+class MulKernel(_Elementwise):
+    kind = _MUL
+
+
+@TRITON_KERNELS.register(Scale)
+class ScaleKernel(_Elementwise):
+    kind = _SCALE
+
+
+@TRITON_KERNELS.register(SoftCap)
+class SoftCapKernel(_Elementwise):
+    kind = _SOFTCAP
+
+
+@triton.jit
+def _gated(x, out, live, pitch, width, LIVE: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0)
+    if row < tl.load(live + LIVE):
+        at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        mask = at < width
+        gate = tl.load(x + row * pitch + at, mask=mask).to(tl.float32)
+        up = tl.load(x + row * pitch + width + at, mask=mask).to(tl.float32)
+        u = gate
+        if GELU:
+            u = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+        tl.store(out + row * width + at, gate * tl.sigmoid(u) * up, mask=mask)
+
+
+@TRITON_KERNELS.register(GatedActivation)
+class GatedActivationKernel(TritonKernel):
+    def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
+        op = site.op
+        assert isinstance(op, GatedActivation)
+        x, out = view(operands.input(0)), view(operands.outputs[0])
+        rows, width = prod(out.shape[:-1]), out.shape[-1]
+        block = min(1024, triton.next_power_of_2(width))
+        grid = (rows, triton.cdiv(width, block))
+        index, live, gelu = live_index(site.inputs[0]), device.live, op.activation == "gelu_tanh"
+        return lambda: _gated[grid](x, out, live, x.stride(0), width, LIVE=index, GELU=gelu, BLOCK=block)
