@@ -159,7 +159,7 @@ def main() -> int:
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
     print(f"{os.cpu_count()} cores, load {load:.1f} before the run{' (not quiet!)' if load > 1.5 else ''}\n")
-    with LiveServer.of(arguments.model or demonstration_model(), "--max-seq", "1024") as server:
+    with LiveServer.of(arguments.model or demonstration_model(), "--backend", "cpu", "--max-seq", "1024") as server:
         show_start(server.ready())
         speeds = asyncio.run(measure(server.url))
         weights = server.metrics()["poot_gpu_weight_bytes"]

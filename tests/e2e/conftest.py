@@ -15,7 +15,8 @@ import httpx
 import openai
 import pytest
 
-MAX_SEQ = 1024
+# Several servers run at once: on the processor none of them takes all of a device.
+FLAGS = ("--backend", "cpu", "--max-seq", "1024")
 TIMEOUT = 60.0
 
 
@@ -38,7 +39,7 @@ def model(live: ModuleType) -> Path:
 @pytest.fixture(scope="session")
 def server(live: ModuleType, model: Path) -> Iterator[Any]:
     """A LiveServer that all tests share and none ends."""
-    with live.LiveServer.of(model, "--max-seq", str(MAX_SEQ)) as started:
+    with live.LiveServer.of(model, *FLAGS) as started:
         yield started.ready()
 
 
@@ -46,7 +47,7 @@ def server(live: ModuleType, model: Path) -> Iterator[Any]:
 def start(live: ModuleType, model: Path) -> Iterator[Callable[..., Any]]:
     """(*flags) -> a LiveServer of its own for a test that ends it, serving."""
     with ExitStack() as started:
-        yield lambda *flags: started.enter_context(live.LiveServer.of(model, "--max-seq", "1024", *flags)).ready()
+        yield lambda *flags: started.enter_context(live.LiveServer.of(model, *FLAGS, *flags)).ready()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -74,10 +75,8 @@ def _send(port: int, path: str, headers: dict[str, str], body: bytes) -> httpx.R
     head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items()) + "\r\n"
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         connection.sendall(head.encode())
-        try:
+        with suppress(ConnectionError):
             connection.sendall(body)
-        except ConnectionError:
-            pass
         received = b""
         while b"\r\n\r\n" not in received or len(received.partition(b"\r\n\r\n")[2]) < _length(received):
             part = connection.recv(65536)

@@ -10,7 +10,19 @@ SOAK = Path(__file__).parents[2] / "benchmarks" / "soak.py"
 
 
 def test_cancelled_requests_leave_nothing_behind():
-    command = [sys.executable, str(SOAK), "--check", "--requests", "200", "--cancel", "0.2", "--seed", "5"]
+    command = [
+        sys.executable,
+        str(SOAK),
+        "--check",
+        "--backend",
+        "cpu",
+        "--requests",
+        "200",
+        "--cancel",
+        "0.2",
+        "--seed",
+        "5",
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     print(ended.stdout)
     assert ended.returncode == 0, ended.stdout + ended.stderr

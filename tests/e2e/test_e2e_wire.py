@@ -100,10 +100,7 @@ def test_characters_split_over_tokens_arrive_whole(events, chat):
     assert made["choices"][0]["message"]["content"] == EMOJI_ANSWER
     tokens = [bytes(entry["bytes"]) for entry in made["choices"][0]["logprobs"]["content"]]
     assert len(tokens) == EMOJI_TOKENS and b"".join(tokens).decode() == EMOJI_ANSWER
-    # The texts above were put together from parts of characters.
-    assert any(b"\x9f" in token and b"\xf0" not in token for token in tokens) or any(
-        not _whole(token) for token in tokens
-    )
+    assert not all(_whole(token) for token in tokens), "this text no longer splits characters over tokens"
 
 
 def _whole(raw: bytes) -> bool:
@@ -122,9 +119,13 @@ def test_a_cut_inside_a_character_stays_valid_utf_8(events, http):
     assert "".join(pieces).startswith(" ")
 
 
-def test_no_named_events(events):
-    # `events` asserts that every block is one data line; nothing here is an error either.
-    assert all("error" not in chunk for chunk in events(CHAT, messages=said("Hello")))
+def test_a_stream_is_unnamed_data_events_and_an_end(http):
+    body = {"messages": said("Hello"), "max_tokens": 4, "stream": True}
+    with http.stream("POST", CHAT, json=body) as answer:
+        assert answer.headers["content-type"].partition(";")[0] == "text/event-stream"
+        lines = list(answer.iter_lines())
+    assert all(line == "" or line.startswith(("data: {", ":")) for line in lines[:-2])
+    assert lines[-2:] == ["data: [DONE]", ""]
 
 
 def test_chunk_log_probabilities_have_the_buffered_shape(events, chat):

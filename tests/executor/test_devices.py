@@ -13,26 +13,29 @@ from poot_executor.errors import BackendUnavailableError
 
 
 def test_auto_never_opens_null() -> None:
-    assert open_device().backend == "cpu"
+    assert open_device().backend == ("ptx" if torch.cuda.is_available() else "cpu")
     assert open_device("null").backend == "null"
 
 
 @pytest.mark.parametrize("name", table.PLANNED)
 def test_planned_backends_are_refused_by_name(name: str) -> None:
-    with pytest.raises(BackendUnavailableError, match=f"backend {name} is not part of this version; it has cpu, null"):
+    with pytest.raises(
+        BackendUnavailableError, match=f"backend {name} is not part of this version; it has ptx, cpu, null"
+    ):
         open_device(name)
 
 
 @pytest.mark.parametrize("name", ["", "cuda", "CPU", "poot_executor.backends.cpu.device"])
 def test_unknown_backends_are_refused(name: str) -> None:
-    with pytest.raises(BackendUnavailableError, match=r"there is no backend .*; choose one of auto, cpu, null"):
+    with pytest.raises(BackendUnavailableError, match=r"there is no backend .*; choose one of auto, ptx, cpu, null"):
         open_device(name)
 
 
 def test_a_backend_whose_package_is_missing_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BACKENDS, "cpu", "no_such_package.device")
+    monkeypatch.setitem(BACKENDS, "ptx", "no_such_package.device")
     with pytest.raises(
-        BackendUnavailableError, match=r"no backend opens: cpu: .*needs a package that is not installed"
+        BackendUnavailableError, match=r"no backend opens: ptx: .*; cpu: .*needs a package that is not installed"
     ):
         open_device()
     found = {one.backend: one for one in probe()}
@@ -45,6 +48,12 @@ def test_probe_lists_every_backend_with_devices_or_a_reason() -> None:
     assert [one.backend for one in found] == [*table.PLANNED, *BACKENDS]
     for one in found:
         assert bool(one.devices) != bool(one.refusal)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device opens here")
+def test_ptx_says_why_it_does_not_open() -> None:
+    with pytest.raises(BackendUnavailableError, match="CUDA"):
+        open_device("ptx")
 
 
 def test_threads() -> None:

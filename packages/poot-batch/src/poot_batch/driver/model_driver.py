@@ -27,6 +27,7 @@ class ModelDriver:
         self._prepared = prepared
         self._entries = prepared.entries
         self._ladder = sorted(key.capacity for key in prepared.entries.compiled.entries if key.program == "step")
+        self._heads = sorted(key.capacity for key in prepared.entries.compiled.entries if key.program == "head")
         self._rows = prepared.shape.rows
         # What each row asks of the sample entry.
         self._features: list[frozenset[str]] = [frozenset()] * self._rows
@@ -47,7 +48,7 @@ class ModelDriver:
             return Ticket(plan, None)
         rows = np.array([sequence.row for sequence in plan.sampling], dtype=np.int32)
         live = Live(rows=len(rows))
-        head = self._entries[EntryKey("head", self._rows)]
+        head = self._entries[EntryKey("head", self._heads[bisect_left(self._heads, len(rows))])]
         head.stage("rows", rows)
         head.run(live)
         features = frozenset[str]().union(*(self._features[sequence.row] for sequence in plan.sampling))

@@ -52,7 +52,7 @@ def prepare_model(
     limit = min(max_seq, model.max_positions)
 
     def demand(rows: int, max_seq: int) -> Demand:
-        shape = _shape(model, rows, max_seq, step_tokens, None)
+        shape = _shape(model, device, rows, max_seq, step_tokens)
         compiled = compile_graphs(device, _graphs(model, device, shape, ends))
         pools = tuple(
             Pool(group.name, group.block_elements(BLOCK) * device.activation.size, table)
@@ -61,15 +61,16 @@ def prepare_model(
         return Demand(compiled.weights, compiled.arena, compiled.state_bytes("rows"), compiled.staging, 0, pools)
 
     found = fit(rows, limit, capacity, demand, f"{device.backend} ({device.name})")
-    shape = _shape(model, found.rows, found.max_seq, step_tokens, found.blocks)
+    shape = replace(_shape(model, device, found.rows, found.max_seq, step_tokens), pool_blocks=found.blocks)
     compiled = compile_graphs(device, _graphs(model, device, shape, ends))
     return Prepared(device, model, prepare(device, compiled, model.weights, progress), shape, found)
 
 
-def _shape(model: ModelHandle, rows: int, max_seq: int, step_tokens: int, blocks: tuple[int, ...] | None) -> StepShape:
+def _shape(model: ModelHandle, device: Device, rows: int, max_seq: int, step_tokens: int) -> StepShape:
+    """With pools of one sequence of full length: the fit says how large they may be."""
     tokens = max(rows, min(step_tokens, max_seq))
     tables = tuple(group.blocks_per_row(max_seq, BLOCK, tokens) for group in model.groups)
-    return StepShape(tokens, rows, max_seq, BLOCK, blocks or tables, tables, bias=MAX_LOGIT_BIAS)
+    return StepShape(tokens, rows, max_seq, BLOCK, tables, tables, device.tile, MAX_LOGIT_BIAS)
 
 
 def ladder(device: Device, shape: StepShape) -> tuple[int, ...]:
@@ -84,12 +85,19 @@ def ladder(device: Device, shape: StepShape) -> tuple[int, ...]:
     return (*(step for step in steps if step < shape.tokens), shape.tokens)
 
 
+def head_ladder(device: Device, rows: int) -> tuple[int, ...]:
+    """Capacities of the head entries: powers of two where a recording runs its whole capacity."""
+    steps = [2**i for i in range(rows.bit_length())] if device.records else []
+    return (*(step for step in steps if step < rows), rows)
+
+
 def _graphs(model: ModelHandle, device: Device, shape: StepShape, ends: tuple[int, ...]) -> Mapping[EntryKey, Graph]:
     """Every entry of a generative model."""
     graphs: dict[EntryKey, Graph] = {EntryKey("open", 1): open_graph(shape.row_table)}
     for tokens in ladder(device, shape):
         graphs[EntryKey("step", tokens)] = model.step(replace(shape, tokens=tokens))
-    graphs[EntryKey("head", shape.rows)] = model.head(shape.rows, shape)
+    for rows in head_ladder(device, shape.rows):
+        graphs[EntryKey("head", rows)] = model.head(rows, shape)
     top = min(MAX_LOGPROBS, model.vocab_size)
     for count in range(4):
         for chosen in combinations((FULL, PENALTIES, LOGPROBS), count):

@@ -26,7 +26,8 @@ class Live(NamedTuple):
 class Allocation(Protocol):
     """A piece of device memory. What it is belongs to the device; `nbytes` is its size."""
 
-    nbytes: int
+    @property
+    def nbytes(self) -> int: ...
 
 
 # A bound kernel: given live counts, the call that enqueues it. A recording device makes that call once, a host loop
@@ -49,7 +50,11 @@ class Recording(Protocol):
 
 
 class Device(Protocol):
-    """An opened device. All of its work is ordered on one compute stream."""
+    """An opened device. All of its work is ordered on one compute stream.
+
+    `records` says whether `record` makes recordings that run their whole capacity, `depth` how many steps may be in
+    flight, `tile` how many queries an attention item should have.
+    """
 
     backend: str
     name: str
@@ -57,6 +62,7 @@ class Device(Protocol):
     alignment: int
     records: bool
     depth: int
+    tile: int
     account: Account
     kernels: KernelTable
 

@@ -10,12 +10,13 @@ from poot_executor.errors import BackendUnavailableError
 
 # Command-line name -> module that defines BACKEND. A module is imported only when its backend is asked for.
 BACKENDS: dict[str, str] = {
+    "ptx": "poot_executor.backends.cuda.backend",
     "cpu": "poot_executor.backends.cpu.device",
     "null": "poot_executor.backends.null.device",
 }
 
 # Named by the documentation, not in this version: they are refused by name rather than as unknown words.
-PLANNED = ("ptx", "rocm", "wgpu", "vulkan")
+PLANNED = ("rocm", "wgpu", "vulkan")
 
 # `null` computes nothing, so `auto` never takes it.
 AUTO = ("ptx", "rocm", "wgpu", "cpu")

@@ -124,18 +124,24 @@ def _linear_case(op: Linear, rows: int, width: int, outs: tuple[int, ...], *enco
 
 
 def _weight(generator: torch.Generator, name: str, out: int, width: int, encoding: Encoding | None) -> WeightSource:
-    """Noise in an encoding: random blocks whose half-precision scales are kept small and finite."""
+    """Noise in an encoding, about as large as a model's: random blocks with such scales that rows have length one."""
     import torch
+
+    from poot_executor.encodings.dequantise import dequantise
 
     if encoding is None:
         return dense_weight(name, floats(generator, out, width, scale=width**-0.5))
     total = nbytes(encoding, (out, width))
     blocks = out * width // block_size(encoding)
     raw = torch.randint(0, 256, (blocks, total // blocks), generator=generator, dtype=torch.uint8)
-    scale = torch.full((blocks,), 0.002, dtype=torch.float16).view(torch.uint8).view(blocks, 2)
-    for at in _SCALE_OFFSETS[encoding.name if isinstance(encoding, Ggml) else ""]:
-        raw[:, at : at + 2] = scale
-    return WeightSource(name, (out, width), encoding, raw.reshape(-1).numpy())
+    source, size = WeightSource(name, (out, width), encoding, raw.reshape(-1).numpy()), 0.002
+    for _ in range(2):
+        scale = torch.full((blocks,), size, dtype=torch.float16).view(torch.uint8).view(blocks, 2)
+        for at in _SCALE_OFFSETS[encoding.name if isinstance(encoding, Ggml) else ""]:
+            raw[:, at : at + 2] = scale
+        # Values are proportional to the scales: one look at them tells the right size.
+        size *= width**-0.5 / float(dequantise(source).square().mean().sqrt())
+    return source
 
 
 # Where a block keeps its half-precision scale (and minimum), in bytes (ggml-common.h of llama.cpp).

@@ -66,6 +66,7 @@ class CpuDevice:
     alignment = 64
     records = False
     depth = 1
+    tile = 128
 
     def __init__(self, threads: int | None) -> None:
         if threads is not None:

@@ -80,6 +80,7 @@ class NullDevice:
     activation = DType.F32
     alignment = 256
     records = True
+    tile = 64
 
     def __init__(self, capacity: int = 2**36, depth: int = 2) -> None:
         self.account = Account()

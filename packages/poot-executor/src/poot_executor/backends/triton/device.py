@@ -55,6 +55,8 @@ class TritonDevice:
     alignment = 256
     records = True
     depth = 1
+    tile = 4
+    programs = 4  # persistent programs of a kernel
 
     def __init__(self, torch_device: str, name: str, activation: DType) -> None:
         self.name, self.activation = name, activation
@@ -85,10 +87,10 @@ class TritonDevice:
 
     def write(self, allocation: Allocation, offset: int, data: npt.NDArray[Any]) -> None:
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        _slice(allocation, offset, raw.size).copy_(torch.from_numpy(raw))
+        device_bytes(allocation, offset, raw.size).copy_(torch.from_numpy(raw))
 
     def fetch(self, allocation: Allocation, offset: int, nbytes: int) -> Any:
-        return HostFetch(_slice(allocation, offset, nbytes).cpu().numpy().copy())
+        return HostFetch(device_bytes(allocation, offset, nbytes).cpu().numpy().copy())
 
     def record(self, launches: Sequence[Launch]) -> Any:
         live, self.live = self.live, self._live_buffer()
@@ -104,7 +106,8 @@ class TritonDevice:
         return torch.tensor([0, 0, 0, UNBOUNDED], dtype=torch.int32, device=self.torch_device)
 
 
-def _slice(allocation: Allocation, offset: int, nbytes: int) -> torch.Tensor:
+def device_bytes(allocation: Allocation, offset: int, nbytes: int) -> torch.Tensor:
+    """A view of bytes of an allocation."""
     if not isinstance(allocation, TorchAllocation):
         raise TypeError("not an allocation of this device")
     return allocation.tensor[offset : offset + nbytes]

@@ -47,7 +47,7 @@ class LinearKernel(TritonKernel):
 
 
 @triton.jit
-def _embed(ids, table, out, live, width, scale, LIVE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _embed(ids, table, out, live, width, scale, LIVE: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     if row < tl.load(live + LIVE):
         at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -67,6 +67,11 @@ class EmbedKernel(TritonKernel):
         assert isinstance(op, Embed)
         ids, out, table = view(operands.input(0)), view(operands.outputs[0]), operands.held[0]
         rows, width = out.shape
-        block, live, index, scale = min(1024, triton.next_power_of_2(width)), device.live, live_index(site.inputs[0]), op.scale
+        block, live, index, scale = (
+            min(1024, triton.next_power_of_2(width)),
+            device.live,
+            live_index(site.inputs[0]),
+            op.scale,
+        )
         grid = (rows, triton.cdiv(width, block))
         return lambda: _embed[grid](ids, table, out, live, width, scale, LIVE=index, BLOCK=block)

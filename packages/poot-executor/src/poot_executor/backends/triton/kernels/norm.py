@@ -26,7 +26,7 @@ _WIDEST = 16384
 def _rms_norm(
     x, residual, weight, out, total, live, pitch, head_pitch, width, eps, offset,
     HEADS: tl.constexpr, ADD: tl.constexpr, LIVE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip  # type: ignore[no-untyped-def]
+):  # fmt: skip
     program = tl.program_id(0)
     row = program // HEADS
     if row < tl.load(live + LIVE):
@@ -79,7 +79,9 @@ class AddRmsNormKernel(_Norm):
 
 
 @triton.jit
-def _rotary_table(positions, frequencies, table, live, magnitude, LIVE: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: E501
+def _rotary_table(
+    positions, frequencies, table, live, magnitude, LIVE: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0)
     if row < tl.load(live + LIVE):
         at = tl.arange(0, BLOCK)
@@ -108,7 +110,7 @@ def _rotary(
     x, table, out, live, pitch, head_pitch, heads, width,
     LIVE: tl.constexpr, HALF: tl.constexpr, STEP: tl.constexpr, APART: tl.constexpr,
     BLOCK: tl.constexpr, HEADS: tl.constexpr, TAIL: tl.constexpr,
-):  # fmt: skip  # type: ignore[no-untyped-def]
+):  # fmt: skip
     row = tl.program_id(0)
     if row < tl.load(live + LIVE):
         head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]

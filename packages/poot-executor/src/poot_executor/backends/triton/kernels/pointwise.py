@@ -17,14 +17,14 @@ _ADD, _MUL, _SCALE, _SOFTCAP = range(4)
 
 
 @triton.jit
-def _tanh(x):  # type: ignore[no-untyped-def]
+def _tanh(x):
     return 2.0 * tl.sigmoid(2.0 * x) - 1.0
 
 
 @triton.jit
 def _elementwise(
     x, y, out, live, x_pitch, y_pitch, width, factor, LIVE: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr
-):  # type: ignore[no-untyped-def]
+):
     row = tl.program_id(0)
     if row < tl.load(live + LIVE):
         at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -81,7 +81,7 @@ class SoftCapKernel(_Elementwise):
 
 
 @triton.jit
-def _gated(x, out, live, pitch, width, LIVE: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gated(x, out, live, pitch, width, LIVE: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     if row < tl.load(live + LIVE):
         at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -18,7 +18,7 @@ _LENGTH: tl.constexpr = tl.constexpr(RowLayout.LENGTH)
 
 
 @triton.jit
-def _copy_row(block, state, at, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _copy_row(block, state, at, width, BLOCK: tl.constexpr):
     row = tl.load(block)
     for start in range(0, width, BLOCK):
         i = start + tl.arange(0, BLOCK)
@@ -45,7 +45,7 @@ class OpenRowKernel(TritonKernel):
 def _unpack(
     block, ids, positions, of_row, runs, ints, history, live, history_pitch, rows,
     INTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip  # type: ignore[no-untyped-def]
+):  # fmt: skip
     run = tl.program_id(0)
     count = tl.load(live + 1)
     base = block + _HEADER
@@ -93,7 +93,9 @@ class UnpackStepKernel(TritonKernel):
 
 
 @triton.jit
-def _slot_map(positions, of_row, table, slots, live, width, LIVE: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: E501
+def _slot_map(
+    positions, of_row, table, slots, live, width, LIVE: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr
+):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < tl.load(live + LIVE)
     position = tl.load(positions + i, mask=mask, other=0)
@@ -114,7 +116,7 @@ class SlotMapKernel(TritonKernel):
 
 
 @triton.jit
-def _keep_last(hidden, runs, kept, live, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _keep_last(hidden, runs, kept, live, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     run = tl.program_id(0)
     if run < tl.load(live + 1):
         upto = tl.arange(0, ROWS)
@@ -128,7 +130,12 @@ def _keep_last(hidden, runs, kept, live, width, ROWS: tl.constexpr, BLOCK: tl.co
 @TRITON_KERNELS.register(KeepLast)
 class KeepLastKernel(TritonKernel):
     def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
-        hidden, runs, kept, live = view(operands.input(0)), view(operands.input(1)), view(operands.outputs[0]), device.live
+        hidden, runs, kept, live = (
+            view(operands.input(0)),
+            view(operands.input(1)),
+            view(operands.outputs[0]),
+            device.live,
+        )
         width, rows = hidden.shape[1], len(runs)
         block = min(1024, triton.next_power_of_2(width))
         grid = (rows, triton.cdiv(width, block))
@@ -136,7 +143,7 @@ class KeepLastKernel(TritonKernel):
 
 
 @triton.jit
-def _gather(x, index, out, live, width, LIVE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gather(x, index, out, live, width, LIVE: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     if row < tl.load(live + LIVE):
         source = tl.load(index + row)
@@ -159,7 +166,7 @@ class GatherRowsKernel(TritonKernel):
 
 
 @triton.jit
-def _commit(tokens, rows, ints, history, live, pitch, INTS: tl.constexpr, LIVE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: E501
+def _commit(tokens, rows, ints, history, live, pitch, INTS: tl.constexpr, LIVE: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     mask = i < tl.load(live + LIVE)
     row = tl.load(rows + i, mask=mask, other=0)
