@@ -154,41 +154,78 @@ def _timed(call: Any, repeats: int = 20) -> float:
     return float(begin.elapsed_time(end)) / repeats
 
 
-def decode(running: Engine, rows: int, context: int, steps: int) -> float:
-    """Milliseconds a step over `steps` steps of `rows` rows, their prompts of `context` tokens not counted."""
+def start(running: Engine, rows: int, context: int) -> None:
+    """Bring `rows` rows to decoding: their prompts of `context` tokens are read, every one has sampled."""
     generator = torch.Generator().manual_seed(rows)
     greedy = SamplingParams(temperature=0.0)
     for index in range(rows):
         prompt = torch.randint(0, running.info.vocab_size, (context,), generator=generator).tolist()
-        running.submit(GenerateRequest(id=index + 1, prompt=tuple(prompt), sampling=greedy, max_tokens=steps + 16))
-    counts = dict.fromkeys(range(1, rows + 1), 0)
-    while min(counts.values()) < 8:
-        for output in running.step():
-            counts[output.request_id] += len(output.tokens)
-    done, began = 0, time.perf_counter()
-    while done < steps * rows and running.busy:
-        done += sum(len(output.tokens) for output in running.step())
-        if min(steps, done // rows) >= steps:
-            break
+        running.submit(GenerateRequest(id=index + 1, prompt=tuple(prompt), sampling=greedy))
+    waiting = set(range(1, rows + 1))
+    while waiting:
+        waiting -= {output.request_id for output in running.step()}
+    for _ in range(4):
+        running.step()
+
+
+def decode(running: Engine, rows: int, steps: int) -> float:
+    """Milliseconds a step over `steps` steps in which every row gets a token."""
+    began = time.perf_counter()
+    done = sum(len(output.tokens) for _ in range(steps) for output in running.step())
     elapsed = (time.perf_counter() - began) * 1000
+    if done != steps * rows:
+        raise RuntimeError(f"{done} tokens in {steps} steps of {rows} rows")
+    return elapsed / steps
+
+
+def stop(running: Engine, rows: int) -> None:
     for index in range(rows):
         running.cancel(index + 1)
     while running.busy:
         running.step()
-    return elapsed / (done / rows)
+
+
+def profile(running: Engine, rows: int) -> None:
+    """Where a step's time goes: device microseconds by kernel, and the host's own functions."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    with record(activities=[ProfilerActivity.CUDA]) as found:
+        decode(running, rows, 16)
+    torch.cuda.synchronize()
+    events = [e for e in found.key_averages() if e.self_device_time_total > 0]
+    for event in sorted(events, key=lambda e: -e.self_device_time_total)[:22]:
+        each = event.self_device_time_total / event.count
+        print(f"  {event.key[:70]:70} {event.count:6} x {each:8.2f} us = {event.self_device_time_total / 1000:8.2f} ms")
+
+
+def host(running: Engine, rows: int) -> None:
+    import cProfile
+    import pstats
+
+    recorder = cProfile.Profile()
+    recorder.enable()
+    decode(running, rows, 64)
+    recorder.disable()
+    pstats.Stats(recorder).sort_stats("tottime").print_stats(14)
 
 
 def lines(arguments: argparse.Namespace) -> Iterator[bool]:
     rows = [int(n) for n in arguments.rows.split(",")]
     chain = {n: products(arguments.shape, n) for n in rows}
     torch.cuda.empty_cache()
-    running = engine(arguments.shape, max(rows), max(1024, arguments.context + arguments.steps + 64))
+    running = engine(arguments.shape, max(rows), max(1024, arguments.context + 2 * arguments.steps + 256))
     for n in rows:
-        spent = decode(running, n, arguments.context, arguments.steps)
+        start(running, n, arguments.context)
+        spent = decode(running, n, arguments.steps)
         ratio, reach = spent / chain[n], REACH[arguments.shape].get(n)
         verdict = "" if reach is None else ("PASS" if ratio <= reach else "FAIL") + f" (reach {reach})"
         print(f"{n:4} rows: {spent:7.3f} ms a step, products {chain[n]:.3f} ms, ratio {ratio:.3f} {verdict}")
         yield reach is None or ratio <= reach
+        if arguments.profile:
+            profile(running, n)
+            host(running, n)
+        stop(running, n)
 
 
 def main() -> int:
@@ -197,6 +234,7 @@ def main() -> int:
     parser.add_argument("--rows", default="1,8,32,64,128,256")
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--steps", type=int, default=128)
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
     passed = list(lines(arguments))

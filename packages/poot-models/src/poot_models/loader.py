@@ -11,7 +11,7 @@ from poot_executor.encodings import WeightSource
 from poot_executor.errors import GraphError
 from poot_models.blocks import StepShape, kv_groups
 from poot_models.checkpoint import open_checkpoint
-from poot_models.errors import CheckpointFormatError
+from poot_models.errors import CheckpointError, CheckpointFormatError
 from poot_models.families import Family, find_family
 from poot_models.families.fields import Fields
 from poot_models.handle import ModelHandle
@@ -27,6 +27,15 @@ def load(path: str | Path) -> ModelHandle:
     Nothing is read but headers: weights stay views of the mapped file. Everything the family needs is checked for
     name and shape here. Raises CheckpointError and its kin, with what to change.
     """
+    try:
+        return _load(Path(path))
+    except CheckpointError as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from error
+
+
+def _load(path: Path) -> ModelHandle:
     checkpoint = open_checkpoint(path)
     gguf = checkpoint.format == "gguf"
     architecture = _architecture(checkpoint.metadata, gguf)
@@ -34,7 +43,7 @@ def load(path: str | Path) -> ModelHandle:
     tensors = checkpoint.tensors if gguf else _renamed(checkpoint.tensors, family)
     fields = Fields(architecture, checkpoint.metadata, tensors, gguf)
     config = family.configure(fields)
-    handle = ModelHandle(Path(path), architecture, family, config, tensors, kv_groups(config), ())
+    handle = ModelHandle(path, architecture, family, config, tensors, kv_groups(config), ())
     used = _check(handle)
     ignored = tuple(name for name in tensors if name not in used and not name.endswith(_BUFFERS))
     return ModelHandle(handle.path, architecture, family, config, tensors, handle.groups, ignored)
@@ -73,5 +82,5 @@ def _check(handle: ModelHandle) -> set[str]:
     try:
         graphs = handle.step(shape), handle.head(1, shape)
     except GraphError as error:
-        raise CheckpointFormatError(f"{handle.path}: its configuration does not fit together: {error}") from error
+        raise CheckpointFormatError(f"the configuration does not fit together: {error}") from error
     return {value.name for graph in graphs for value in graph.values if value.encoding is not None}

@@ -73,12 +73,14 @@ class AttentionPlan(Op):
     """The step's work list: runs (R, 4) to items (1 + W, 8) of PlanLayout, at most `tile` queries an item.
 
     One plan serves every layer of a KV group. `window` w lets a query at p see keys p - w + 1 to p; None sees all.
-    Backends may cut items further (splits); only their own attention kernels read the plan.
+    Each item is worked on once for each of `kv_heads`. Backends may cut items further (splits); only their own
+    attention kernels read the plan.
     """
 
     tokens: int
     tile: int = 64
     window: int | None = None
+    kv_heads: int = 1
 
     tolerance: ClassVar = EXACT
 
@@ -159,6 +161,7 @@ class PagedAttention(Op):
             _attention_case("prompt tiles", cls(0.25, 4), mixed, heads=(3, 1, 16)),
             _attention_case("window", cls(0.25, 4, window=6), mixed, heads=(4, 4, 8)),
             _attention_case("window ring", cls(0.25, 4, window=6), ((1, 30, 1), (2, 40, 3)), heads=(4, 2, 8), ring=5),
+            _attention_case("wide heads", cls(0.0625, 4), mixed, heads=(2, 1, 256)),
             _attention_case("soft-cap", cls(2.0, 4, softcap=5.0), mixed, heads=(6, 2, 16)),
         )
 

@@ -112,7 +112,8 @@ class DecoderBuilder:
         for index, group in enumerate(self._groups):
             blocks = table.table(self.graph, index)
             self._slots[index] = self.graph.apply(SlotMap(shape.block), positions, rows, blocks)
-            self._plans[index] = self.graph.apply(AttentionPlan(shape.tokens, shape.tile, group.window), runs)
+            plan = AttentionPlan(shape.tokens, shape.tile, group.window, group.kv_heads)
+            self._plans[index] = self.graph.apply(plan, runs)
         weight = self.weight("token_embd.weight", self.config.vocabulary, self.config.hidden)
         return self.graph.apply(Embed(self.config.embed_scale), ids, weight)
 

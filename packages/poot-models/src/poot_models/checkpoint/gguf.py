@@ -136,7 +136,7 @@ def _read_tensor_info(cursor: Cursor) -> _TensorInfo:
     encoding = encoding_of_type(type_id)
     if encoding is None:
         raise UnsupportedEncodingError(
-            f"{cursor.name}: tensor {shown(name)} is of type {type_name(type_id)}, which has no decoder; "
+            f"{cursor.name}: tensor {shown(name)} is encoded as {type_name(type_id)}, which has no decoder; "
             f"readable are {', '.join(readable_names())}"
         )
     try:

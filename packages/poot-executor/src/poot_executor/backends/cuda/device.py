@@ -86,6 +86,7 @@ class CudaDevice(TritonDevice):
         properties = torch.cuda.get_device_properties(index)
         super().__init__(f"cuda:{index}", properties.name, DType.BF16)
         self.programs = 2 * properties.multi_processor_count
+        self.pdl = properties.major >= 9
         self.pool = torch.cuda.graph_pool_handle()
         self._up, self._down = _Ring(), _Ring()
         # A graph that is never replayed: the pool goes when its last graph does, and could not be used again.

@@ -57,6 +57,7 @@ class TritonDevice:
     depth = 1
     tile = 4
     programs = 4  # persistent programs of a kernel
+    pdl = False  # whether kernels wait for the one before themselves (programmatic dependent launch)
 
     def __init__(self, torch_device: str, name: str, activation: DType) -> None:
         self.name, self.activation = name, activation
@@ -64,6 +65,11 @@ class TritonDevice:
         self.account = Account()
         self.kernels = TRITON_KERNELS
         self.live = self._live_buffer()
+
+    @property
+    def launch(self) -> dict[str, Any]:
+        """Arguments of every kernel launch: the kernels' own constant, and the launch attribute that goes with it."""
+        return {"PDL": True, "launch_pdl": True} if self.pdl else {"PDL": False}
 
     def capacity(self) -> int:
         return 2**34

@@ -12,13 +12,23 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from poot_executor.backends.triton.kernels.kernel import TRITON_KERNELS, TritonKernel, live_index, typed, view
+from poot_executor.backends.triton.kernels.kernel import (
+    TRITON_KERNELS,
+    TritonKernel,
+    begin_kernel,
+    live_index,
+    typed,
+    view,
+)
 from poot_executor.ir.types import DType
 from poot_executor.kernels.kernel import Operands, Site
 from poot_executor.ops import AttentionPlan, KvWrite, PagedAttention
 
-# Keys that one iteration takes.
-KEYS = 64
+# Keys of a block, in which the plan counts, and blocks below which cutting an item further costs more than it saves.
+KEYS = 128
+LEAST_BLOCKS = 2
+WARPS = 4
+STAGES = 2
 
 
 def most_splits(tokens: int) -> int:
@@ -27,7 +37,21 @@ def most_splits(tokens: int) -> int:
 
 
 @triton.jit
-def _kv_write(k, v, slots, k_pool, v_pool, live, k_pitch, v_pitch, width, LIVE: tl.constexpr, BLOCK: tl.constexpr):
+def _kv_write(
+    k,
+    v,
+    slots,
+    k_pool,
+    v_pool,
+    live,
+    k_pitch,
+    v_pitch,
+    width,
+    LIVE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    begin_kernel(PDL)
     row = tl.program_id(0)
     if row < tl.load(live + LIVE):
         slot = tl.load(slots + row).to(tl.int64)
@@ -48,16 +72,28 @@ class KvWriteKernel(TritonKernel):
         width, live, index = k.shape[1] * k.shape[2], device.live, live_index(site.inputs[0])
         block = triton.next_power_of_2(width)
         return lambda: _kv_write[(len(slots),)](
-            k, v, slots, k_pool, v_pool, live, k.stride(0), v.stride(0), width, LIVE=index, BLOCK=block
+            k,
+            v,
+            slots,
+            k_pool,
+            v_pool,
+            live,
+            k.stride(0),
+            v.stride(0),
+            width,
+            LIVE=index,
+            BLOCK=block,
+            **device.launch,
         )
 
 
 @triton.jit
 def _plan(
     runs, plan, live, programs, TILE: tl.constexpr, WINDOW: tl.constexpr, ROWS: tl.constexpr,
-    KEYS: tl.constexpr, SPLITS: tl.constexpr,
+    KEYS: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a run. All sum the same counts, so that each knows where its items go and how long a split is."""
+    begin_kernel(PDL)
     run = tl.program_id(0)
     count = tl.load(live + 1)
     at = tl.arange(0, ROWS)
@@ -70,7 +106,7 @@ def _plan(
     # Blocks of keys of the whole step, were each item to see all of its run's keys, shared by the programs.
     work = tl.sum((seen + KEYS - 1) // KEYS * items)
     longest = tl.max(tl.where(at < count, seen, 0))
-    split = tl.maximum((work + programs - 1) // programs, 1)
+    split = tl.maximum((work + programs - 1) // programs, LEAST)
     split = tl.maximum(split, (longest + KEYS * SPLITS - 1) // (KEYS * SPLITS))
     splits = tl.maximum((longest + KEYS * split - 1) // (KEYS * split), 1)
     if run == 0:
@@ -105,8 +141,19 @@ class AttentionPlanKernel(TritonKernel):
         assert isinstance(op, AttentionPlan)
         runs, plan, live = view(operands.input(0)), view(operands.outputs[0]), device.live
         rows, splits = triton.next_power_of_2(len(runs)), most_splits(op.tokens)
+        programs = max(1, device.programs // op.kv_heads)
         return lambda: _plan[(len(runs),)](
-            runs, plan, live, device.programs, TILE=op.tile, WINDOW=op.window or 0, ROWS=rows, KEYS=KEYS, SPLITS=splits
+            runs,
+            plan,
+            live,
+            programs,
+            **device.launch,
+            LEAST=LEAST_BLOCKS,
+            TILE=op.tile,
+            WINDOW=op.window or 0,
+            ROWS=rows,
+            KEYS=KEYS,
+            SPLITS=splits,
         )
 
 
@@ -115,9 +162,10 @@ def _attend(
     q, k_pool, v_pool, plan, table, out, parts, q_pitch, q_head, table_pitch, scale, softcap,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
     PAGE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Units are (item, split, KV head); a matrix row is a query and one of the heads that share the KV head."""
+    begin_kernel(PDL)
     SHARE: tl.constexpr = HEADS // KV_HEADS
     splits = tl.load(plan + 1)
     stretch = tl.load(plan + 2)
@@ -146,11 +194,15 @@ def _attend(
             most = tl.full((ROWS,), float("-inf"), tl.float32)
             total = tl.zeros((ROWS,), tl.float32)
             sums = tl.zeros((ROWS, WIDE), tl.float32)
+            pages = table + row * table_pitch
+            key = begin + tl.arange(0, KEYS)
+            page = tl.load(pages + (key // PAGE) % table_pitch, mask=key < end, other=0)
             for base in range(begin, end, KEYS):
                 key = base + tl.arange(0, KEYS)
                 known = key < end
-                page = tl.load(table + row * table_pitch + (key // PAGE) % table_pitch, mask=known, other=0)
                 slot = page.to(tl.int64) * PAGE + key % PAGE
+                # The next pages are looked up while these keys are on their way.
+                page = tl.load(pages + ((key + KEYS) // PAGE) % table_pitch, mask=key + KEYS < end, other=0)
                 where = (slot[:, None] * KV_HEADS + head) * DIM + at[None, :]
                 loaded = known[:, None] & (at[None, :] < DIM)
                 k = tl.load(k_pool + where, mask=loaded, other=0.0)
@@ -185,8 +237,10 @@ def _attend(
 @triton.jit
 def _combine(
     plan, out, parts, HEADS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a (item, head): merge the splits that have keys."""
+    begin_kernel(PDL)
     item, head = tl.program_id(0), tl.program_id(1)
     splits = tl.load(plan + 1)
     if (item < tl.load(plan)) & (splits > 1):
@@ -240,16 +294,19 @@ class PagedAttentionKernel(TritonKernel):
         rows = max(16, triton.next_power_of_2(tile * heads // kv_heads))
         wide = max(16, triton.next_power_of_2(width))
         sizes = {"HEADS": heads, "DIM": width, "WIDE": wide, "SPLITS": splits}
+        # Wide heads would not leave room for the next keys beside these.
+        keys = KEYS if wide <= 128 else KEYS // 4
         programs = device.programs
         pitches = q.stride(0), q.stride(1), table.shape[1], op.scale, op.softcap or 1.0
 
         def run() -> None:
             _attend[(programs,)](
                 q, k_pool, v_pool, plan, table, out, parts, *pitches, **sizes, KV_HEADS=kv_heads, TILE=tile,
-                PAGE=op.block, WINDOW=op.window or 0, CAPPED=op.softcap is not None, ROWS=rows, KEYS=KEYS,
+                PAGE=op.block, WINDOW=op.window or 0, CAPPED=op.softcap is not None, ROWS=rows,
+                KEYS=keys, num_warps=WARPS, num_stages=STAGES, **device.launch,
             )  # fmt: skip
             if splits > 1:
-                _combine[(items, heads)](plan, out, parts, **sizes)
+                _combine[(items, heads)](plan, out, parts, **sizes, **device.launch)
 
         return run
 

@@ -113,7 +113,7 @@ def weigh(
     start = tl.program_id(0) * CHUNK
     source = logits + n.to(tl.int64) * pitch
     total = tl.zeros((EDGES, BLOCK), tl.float32)
-    for step in tl.static_range(0, CHUNK, BLOCK):
+    for step in tl.range(0, CHUNK, BLOCK, num_stages=4):
         at = start + step + tl.arange(0, BLOCK)[None, :]
         x = tl.load(source + at, mask=at < width, other=float("-inf"))
         value = tl.exp2((x - peak) * scale) if MASS else tl.full((1, BLOCK), 1.0, tl.float32)

@@ -56,6 +56,15 @@ def begin(
 
 
 @triton.jit
+def random_bits(ints):
+    """24 bits, as an int64, of Philox4x32-10 with the row's seed as its key and its length as the counter."""
+    low = tl.load(ints + _SEED_LOW).to(tl.uint32, bitcast=True).to(tl.uint64)
+    high = tl.load(ints + _SEED_HIGH).to(tl.uint32, bitcast=True).to(tl.uint64)
+    word, _, _, _ = tl.philox(low | (high << 32), tl.load(ints + _LENGTH), 0, 0, 0)
+    return (word >> 8).to(tl.int64)
+
+
+@triton.jit
 def _kept(x, peak, scale, cut, min_p):
     """Fixed-point masses of what survives the cuts, 0 for the rest."""
     value = tl.exp2((x - peak) * scale)
@@ -91,11 +100,7 @@ def pick(
     if tl.load(asks + n * ASKS + DRAW) == 0:
         return
     row = tl.load(rows + n)
-    numbers = ints + row * _INTS
-    low = tl.load(numbers + _SEED_LOW).to(tl.uint32, bitcast=True).to(tl.uint64)
-    high = tl.load(numbers + _SEED_HIGH).to(tl.uint32, bitcast=True).to(tl.uint64)
-    word, _, _, _ = tl.philox(low | (high << 32), tl.load(numbers + _LENGTH), 0, 0, 0)
-    draw = (word >> 8).to(tl.int64)
+    draw = random_bits(ints + row * _INTS)
     c = tl.arange(0, CHUNKS)
     running = tl.cumsum(tl.load(masses + n * chunks + c, mask=c < chunks, other=0), 0)
     whole = tl.max(running, 0)

@@ -11,6 +11,8 @@ from math import prod
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 from poot_executor.backends.triton.memory import TorchAllocation
 from poot_executor.devices.protocol import Launch, Live
@@ -30,6 +32,18 @@ TORCH_TYPES = {
 # Places of the counts in `device.live`; the last one always holds a number that no capacity exceeds.
 LIVE_INDEX = {"tokens": 0, "runs": 1, "rows": 2, None: 3}
 UNBOUNDED = 2**30
+
+
+@triton.jit
+def begin_kernel(PDL: tl.constexpr):
+    """Programmatic dependent launch: programs start while the kernel before still runs, and wait for its results here.
+
+    The next kernel may start as soon as all programs of this one run: it waits in the same place, for this one's end,
+    which comes after that of the one before. Does not compile for AMD, hence the constant.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
 
 
 class TritonKernel:

@@ -10,7 +10,14 @@ import torch
 import triton
 import triton.language as tl
 
-from poot_executor.backends.triton.kernels.kernel import TRITON_KERNELS, TritonKernel, dense_form, live_index, view
+from poot_executor.backends.triton.kernels.kernel import (
+    TRITON_KERNELS,
+    TritonKernel,
+    begin_kernel,
+    dense_form,
+    live_index,
+    view,
+)
 from poot_executor.kernels.kernel import Operands, Site, WeightForm
 from poot_executor.ops import Embed, Linear
 
@@ -47,7 +54,59 @@ class LinearKernel(TritonKernel):
 
 
 @triton.jit
-def _embed(ids, table, out, live, width, scale, LIVE: tl.constexpr, BLOCK: tl.constexpr):
+def _one_row(
+    x, w, bias, out, n, k, ROWS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """A few rows of the weight with one row of x. The first weights are on their way before x is there."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = tl.arange(0, BLOCK)
+    source = w + row.to(tl.int64)[:, None] * k + at[None, :]
+    if EVEN:
+        first = tl.load(source, eviction_policy="evict_first")
+        begin_kernel(PDL)
+        sums = first.to(tl.float32) * tl.load(x + at).to(tl.float32)[None, :]
+        for start in range(BLOCK, k, BLOCK):
+            part = tl.load(source + start, eviction_policy="evict_first").to(tl.float32)
+            sums += part * tl.load(x + start + at).to(tl.float32)[None, :]
+    else:
+        begin_kernel(PDL)
+        sums = tl.zeros((ROWS, BLOCK), tl.float32)
+        for start in range(0, k, BLOCK):
+            more = at < k - start
+            part = tl.load(source + start, mask=(row < n)[:, None] & more[None, :], other=0.0).to(tl.float32)
+            sums += part * tl.load(x + start + at, mask=more, other=0.0).to(tl.float32)[None, :]
+    value = tl.sum(sums, 1)
+    if BIAS:
+        value += tl.load(bias + row, mask=row < n, other=0.0)
+    tl.store(out + row, value, mask=row < n)
+
+
+@TRITON_KERNELS.register(Linear, preferred=True)
+class OneRowLinearKernel(LinearKernel):
+    """For a single token, where reading the weights is all there is to do."""
+
+    name = "matrix-vector"
+
+    def accepts(self, site: Site) -> str | None:
+        return None if site.inputs[0].shape[0] == 1 else "more than one row"
+
+    def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
+        op = site.op
+        assert isinstance(op, Linear)
+        x, out, weight = view(operands.input(0)), view(operands.outputs[0]), operands.held[0]
+        bias = operands.held[1] if op.bias else weight
+        n, k = weight.shape
+        block = min(2048, triton.next_power_of_2(k))
+        even = n % 2 == 0 and k % block == 0
+        return lambda: _one_row[(triton.cdiv(n, 2),)](
+            x, weight, bias, out, n, k, ROWS=2, BLOCK=block, BIAS=op.bias, EVEN=even, num_warps=8, **device.launch
+        )
+
+
+@triton.jit
+def _embed(ids, table, out, live, width, scale, LIVE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin_kernel(PDL)
     row = tl.program_id(0)
     if row < tl.load(live + LIVE):
         at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -74,4 +133,4 @@ class EmbedKernel(TritonKernel):
             op.scale,
         )
         grid = (rows, triton.cdiv(width, block))
-        return lambda: _embed[grid](ids, table, out, live, width, scale, LIVE=index, BLOCK=block)
+        return lambda: _embed[grid](ids, table, out, live, width, scale, LIVE=index, BLOCK=block, **device.launch)

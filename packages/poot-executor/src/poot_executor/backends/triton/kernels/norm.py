@@ -12,6 +12,7 @@ import triton.language as tl
 from poot_executor.backends.triton.kernels.kernel import (
     TRITON_KERNELS,
     TritonKernel,
+    begin_kernel,
     dense_form,
     live_index,
     view,
@@ -25,8 +26,9 @@ _WIDEST = 16384
 @triton.jit
 def _rms_norm(
     x, residual, weight, out, total, live, pitch, head_pitch, width, eps, offset,
-    HEADS: tl.constexpr, ADD: tl.constexpr, LIVE: tl.constexpr, BLOCK: tl.constexpr,
+    HEADS: tl.constexpr, ADD: tl.constexpr, LIVE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin_kernel(PDL)
     program = tl.program_id(0)
     row = program // HEADS
     if row < tl.load(live + LIVE):
@@ -63,8 +65,7 @@ class _Norm(TritonKernel):
         head_pitch = x.stride(1) if x.ndim == 3 else 0
         return lambda: _rms_norm[(x.shape[0] * heads,)](
             x, residual, weight, out, total, live, x.stride(0), head_pitch, width, op.eps, op.offset,
-            HEADS=heads, ADD=add, LIVE=index, BLOCK=block, num_warps=warps,
-        )  # fmt: skip
+            HEADS=heads, ADD=add, LIVE=index, BLOCK=block, num_warps=warps, **device.launch)  # fmt: skip
 
 
 @TRITON_KERNELS.register(RmsNorm)
@@ -80,8 +81,17 @@ class AddRmsNormKernel(_Norm):
 
 @triton.jit
 def _rotary_table(
-    positions, frequencies, table, live, magnitude, LIVE: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr
+    positions,
+    frequencies,
+    table,
+    live,
+    magnitude,
+    LIVE: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    begin_kernel(PDL)
     row = tl.program_id(0)
     if row < tl.load(live + LIVE):
         at = tl.arange(0, BLOCK)
@@ -101,7 +111,15 @@ class RotaryTableKernel(TritonKernel):
         half, index = len(frequencies), live_index(site.inputs[0])
         block, magnitude = triton.next_power_of_2(half), op.spec.magnitude
         return lambda: _rotary_table[(len(positions),)](
-            positions, frequencies, table, live, magnitude, LIVE=index, HALF=half, BLOCK=block
+            positions,
+            frequencies,
+            table,
+            live,
+            magnitude,
+            LIVE=index,
+            HALF=half,
+            BLOCK=block,
+            **device.launch,
         )
 
 
@@ -109,8 +127,9 @@ class RotaryTableKernel(TritonKernel):
 def _rotary(
     x, table, out, live, pitch, head_pitch, heads, width,
     LIVE: tl.constexpr, HALF: tl.constexpr, STEP: tl.constexpr, APART: tl.constexpr,
-    BLOCK: tl.constexpr, HEADS: tl.constexpr, TAIL: tl.constexpr,
+    BLOCK: tl.constexpr, HEADS: tl.constexpr, TAIL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin_kernel(PDL)
     row = tl.program_id(0)
     if row < tl.load(live + LIVE):
         head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
@@ -144,4 +163,5 @@ class RotaryKernel(TritonKernel):
         return lambda: _rotary[(rows, triton.cdiv(heads, together))](
             x, table, out, live, x.stride(0), x.stride(1), heads, width,
             LIVE=index, HALF=half, STEP=step, APART=apart, BLOCK=block, HEADS=together, TAIL=tail,
+            **device.launch,
         )  # fmt: skip

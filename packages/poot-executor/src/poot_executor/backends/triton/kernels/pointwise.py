@@ -9,7 +9,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from poot_executor.backends.triton.kernels.kernel import TRITON_KERNELS, TritonKernel, live_index, view
+from poot_executor.backends.triton.kernels.kernel import TRITON_KERNELS, TritonKernel, begin_kernel, live_index, view
 from poot_executor.kernels.kernel import Operands, Site
 from poot_executor.ops import Add, GatedActivation, Mul, Scale, SoftCap
 
@@ -23,8 +23,20 @@ def _tanh(x):
 
 @triton.jit
 def _elementwise(
-    x, y, out, live, x_pitch, y_pitch, width, factor, LIVE: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    y,
+    out,
+    live,
+    x_pitch,
+    y_pitch,
+    width,
+    factor,
+    LIVE: tl.constexpr,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    begin_kernel(PDL)
     row = tl.program_id(0)
     if row < tl.load(live + LIVE):
         at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -56,7 +68,18 @@ class _Elementwise(TritonKernel):
         grid = (rows, triton.cdiv(width, block))
         index, live, kind = live_index(site.inputs[0]), device.live, self.kind
         return lambda: _elementwise[grid](
-            x, y, out, live, x.stride(0), y.stride(0), width, factor, LIVE=index, KIND=kind, BLOCK=block
+            x,
+            y,
+            out,
+            live,
+            x.stride(0),
+            y.stride(0),
+            width,
+            factor,
+            LIVE=index,
+            KIND=kind,
+            BLOCK=block,
+            **device.launch,
         )
 
 
@@ -81,7 +104,8 @@ class SoftCapKernel(_Elementwise):
 
 
 @triton.jit
-def _gated(x, out, live, pitch, width, LIVE: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr):
+def _gated(x, out, live, pitch, width, LIVE: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin_kernel(PDL)
     row = tl.program_id(0)
     if row < tl.load(live + LIVE):
         at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -104,4 +128,6 @@ class GatedActivationKernel(TritonKernel):
         block = min(1024, triton.next_power_of_2(width))
         grid = (rows, triton.cdiv(width, block))
         index, live, gelu = live_index(site.inputs[0]), device.live, op.activation == "gelu_tanh"
-        return lambda: _gated[grid](x, out, live, x.stride(0), width, LIVE=index, GELU=gelu, BLOCK=block)
+        return lambda: _gated[grid](
+            x, out, live, x.stride(0), width, LIVE=index, GELU=gelu, BLOCK=block, **device.launch
+        )

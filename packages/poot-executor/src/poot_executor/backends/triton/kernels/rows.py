@@ -8,7 +8,14 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from poot_executor.backends.triton.kernels.kernel import LIVE_INDEX, TRITON_KERNELS, TritonKernel, live_index, view
+from poot_executor.backends.triton.kernels.kernel import (
+    LIVE_INDEX,
+    TRITON_KERNELS,
+    TritonKernel,
+    begin_kernel,
+    live_index,
+    view,
+)
 from poot_executor.kernels.kernel import Operands, Site
 from poot_executor.ops import CommitTokens, GatherRows, KeepLast, OpenRow, RowLayout, SlotMap, UnpackStep
 
@@ -18,7 +25,8 @@ _LENGTH: tl.constexpr = tl.constexpr(RowLayout.LENGTH)
 
 
 @triton.jit
-def _copy_row(block, state, at, width, BLOCK: tl.constexpr):
+def _copy_row(block, state, at, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin_kernel(PDL)
     row = tl.load(block)
     for start in range(0, width, BLOCK):
         i = start + tl.arange(0, BLOCK)
@@ -35,7 +43,7 @@ class OpenRowKernel(TritonKernel):
         def run() -> None:
             at = 1
             for state in states:
-                _copy_row[(1,)](block, state, at, state.shape[1], BLOCK=256)
+                _copy_row[(1,)](block, state, at, state.shape[1], BLOCK=256, **device.launch)
                 at += state.shape[1]
 
         return run
@@ -44,8 +52,9 @@ class OpenRowKernel(TritonKernel):
 @triton.jit
 def _unpack(
     block, ids, positions, of_row, runs, ints, history, live, history_pitch, rows,
-    INTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    INTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin_kernel(PDL)
     run = tl.program_id(0)
     count = tl.load(live + 1)
     base = block + _HEADER
@@ -88,14 +97,23 @@ class UnpackStepKernel(TritonKernel):
         rows = len(ints)
         return lambda: _unpack[(rows,)](
             block, ids, positions, of_row, runs, ints, history, live, history.stride(0), rows,
-            INTS=RowLayout.INTS, ROWS=triton.next_power_of_2(rows), BLOCK=128,
-        )  # fmt: skip
+            INTS=RowLayout.INTS, ROWS=triton.next_power_of_2(rows), BLOCK=128, **device.launch)  # fmt: skip
 
 
 @triton.jit
 def _slot_map(
-    positions, of_row, table, slots, live, width, LIVE: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr
+    positions,
+    of_row,
+    table,
+    slots,
+    live,
+    width,
+    LIVE: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    begin_kernel(PDL)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < tl.load(live + LIVE)
     position = tl.load(positions + i, mask=mask, other=0)
@@ -112,11 +130,23 @@ class SlotMapKernel(TritonKernel):
         positions, of_row, table = (view(operands.input(i)) for i in range(3))
         slots, live, index, page = view(operands.outputs[0]), device.live, live_index(site.inputs[0]), op.block
         grid, width = (triton.cdiv(len(slots), 128),), table.shape[1]
-        return lambda: _slot_map[grid](positions, of_row, table, slots, live, width, LIVE=index, PAGE=page, BLOCK=128)
+        return lambda: _slot_map[grid](
+            positions,
+            of_row,
+            table,
+            slots,
+            live,
+            width,
+            LIVE=index,
+            PAGE=page,
+            BLOCK=128,
+            **device.launch,
+        )
 
 
 @triton.jit
-def _keep_last(hidden, runs, kept, live, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _keep_last(hidden, runs, kept, live, width, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin_kernel(PDL)
     run = tl.program_id(0)
     if run < tl.load(live + 1):
         upto = tl.arange(0, ROWS)
@@ -139,11 +169,21 @@ class KeepLastKernel(TritonKernel):
         width, rows = hidden.shape[1], len(runs)
         block = min(1024, triton.next_power_of_2(width))
         grid = (rows, triton.cdiv(width, block))
-        return lambda: _keep_last[grid](hidden, runs, kept, live, width, ROWS=triton.next_power_of_2(rows), BLOCK=block)
+        return lambda: _keep_last[grid](
+            hidden,
+            runs,
+            kept,
+            live,
+            width,
+            ROWS=triton.next_power_of_2(rows),
+            BLOCK=block,
+            **device.launch,
+        )
 
 
 @triton.jit
-def _gather(x, index, out, live, width, LIVE: tl.constexpr, BLOCK: tl.constexpr):
+def _gather(x, index, out, live, width, LIVE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin_kernel(PDL)
     row = tl.program_id(0)
     if row < tl.load(live + LIVE):
         source = tl.load(index + row)
@@ -162,11 +202,23 @@ class GatherRowsKernel(TritonKernel):
         width, place = x.shape[1], live_index(site.inputs[1])
         block = min(1024, triton.next_power_of_2(width))
         grid = (len(out), triton.cdiv(width, block))
-        return lambda: _gather[grid](x, index, out, live, width, LIVE=place, BLOCK=block)
+        return lambda: _gather[grid](x, index, out, live, width, LIVE=place, BLOCK=block, **device.launch)
 
 
 @triton.jit
-def _commit(tokens, rows, ints, history, live, pitch, INTS: tl.constexpr, LIVE: tl.constexpr, BLOCK: tl.constexpr):
+def _commit(
+    tokens,
+    rows,
+    ints,
+    history,
+    live,
+    pitch,
+    INTS: tl.constexpr,
+    LIVE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    begin_kernel(PDL)
     i = tl.arange(0, BLOCK)
     mask = i < tl.load(live + LIVE)
     row = tl.load(rows + i, mask=mask, other=0)
@@ -181,5 +233,14 @@ class CommitTokensKernel(TritonKernel):
         history, live, index = view(operands.outputs[0]), device.live, LIVE_INDEX["rows"]
         block = triton.next_power_of_2(len(tokens))
         return lambda: _commit[(1,)](
-            tokens, rows, ints, history, live, history.stride(0), INTS=RowLayout.INTS, LIVE=index, BLOCK=block
+            tokens,
+            rows,
+            ints,
+            history,
+            live,
+            history.stride(0),
+            INTS=RowLayout.INTS,
+            LIVE=index,
+            BLOCK=block,
+            **device.launch,
         )

@@ -115,8 +115,8 @@ class DrawKernel(_Sampling):
             for second in (False, True):
                 cut.weigh[wide](
                     logits, pitch, width, rows, ints, reals, state, asks, edges, sums, live, chunks,
-                    LIVE=index, CHUNK=CHUNK, CHUNKS=across, EDGES=cut.EDGES, BLOCK=1024, MASS=mass, SECOND=second,
-                    num_warps=8,
+                    LIVE=index, CHUNK=CHUNK, CHUNKS=across, EDGES=cut.EDGES, BLOCK=512, MASS=mass, SECOND=second,
+                    num_warps=4,
                 )  # fmt: skip
             cut.gather[wide](
                 logits, pitch, width, state, asks, edges, sums, gathered, candidates, live, chunks,
