@@ -75,7 +75,8 @@ TOP_PS = (1.0, 0.95, 0.9, 0.5, 1e-6, 0.0, 0.999)
 MIN_PS = (0.0, 0.0, 0.05, 0.5, 1.0)
 
 
-def draws(seed: int, size: int, rows: int) -> str:
+def draws(seed: int, size: int, rows: int, *, falling: bool = False) -> str:
+    """Draws with any parameters. Where logits fall and the number drawn is close to 1, the last kept token comes out."""
     generator = torch.Generator().manual_seed(seed)
 
     def any_of(values: tuple[float, ...]) -> torch.Tensor:
@@ -90,6 +91,10 @@ def draws(seed: int, size: int, rows: int) -> str:
     reals[:, RowLayout.TEMPERATURE] = any_of(TEMPERATURES)
     reals[:, RowLayout.TOP_P] = any_of(TOP_PS)
     reals[:, RowLayout.MIN_P] = any_of(MIN_PS)
+    if falling:
+        logits = logits.sort(descending=True).values
+        ints[:, RowLayout.SEED_LOW], ints[:, RowLayout.SEED_HIGH] = 1, 2
+        ints[:, RowLayout.LENGTH] = max(range(20000), key=lambda length: uniform(1, 2, length))
     order = torch.randperm(rows, generator=generator).int()
     return check(Draw(), logits, order, ints, reals, live=rows - 1)
 
@@ -166,11 +171,13 @@ CHECKS: dict[str, Callable[[], str]] = {
     "unusable draws": unusable_draws,
     **{
         f"draws of {size}, seed {seed}": lambda seed=seed, size=size, rows=rows: draws(seed, size, rows)
-        for seed, (size, rows) in enumerate([(1, 8), (5, 12), (300, 33), (4096, 11), (5001, 22), (9001, 22)])
+        for seed, (size, rows) in enumerate([(1, 8), (5, 12), (300, 22), (4096, 11), (5001, 22), (9001, 22)])
     },
+    "last draws of 300": lambda: draws(6, 300, 44, falling=True),
+    "last draws of 5001": lambda: draws(7, 5001, 22, falling=True),
     **{
         f"{k} of {size}": lambda size=size, k=k: log_probs(size, k)
-        for size, k in ((20, 20), (300, 1), (5001, 5), (9001, 20), (300, 128))
+        for size, k in ((20, 20), (300, 1), (9001, 1), (9001, 2), (9001, 20), (300, 128))
     },
     **{
         f"adjusted {shape}": lambda shape=shape: adjusted(*shape)

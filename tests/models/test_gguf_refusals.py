@@ -162,7 +162,7 @@ def test_types_without_a_decoder_are_named(
 ) -> None:
     path = tmp_path / "other.gguf"
     path.write_bytes(gguf_bytes([], [gguf_tensor("blk.0.w", [256], type_id, 0)], bytes(256)))
-    with pytest.raises(UnsupportedEncodingError, match=rf"'blk\.0\.w' is of type {name}.*Q4_K"):
+    with pytest.raises(UnsupportedEncodingError, match=rf"'blk\.0\.w' is encoded as {name}.*Q4_K"):
         GgufFile(path)
 
 

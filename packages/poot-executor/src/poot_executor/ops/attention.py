@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from poot_executor.ir.graph import Op
@@ -85,7 +85,7 @@ class AttentionPlan(Op):
     tolerance: ClassVar = EXACT
 
     def items(self, rows: int) -> int:
-        return rows + self.tokens // self.tile
+        return min(self.tokens, rows + self.tokens // self.tile)
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         (runs,) = inputs
@@ -115,13 +115,15 @@ class PagedAttention(Op):
     """Causal attention of a step's queries over their rows' paged keys and values.
 
     (q (T, H, D), k_pool, v_pool (S, G, D), plan, table (R, blocks)) to (T, H, D). H is a multiple of G. Scores are
-    `scale` q.k, soft-capped if `softcap`, masked to the past (and to `window`), then softmax in float32.
+    `scale` q.k, soft-capped if `softcap`, masked to the past (and to `window`), then softmax in float32. `tile` is that of
+    the plan.
     """
 
     scale: float
     block: int
     window: int | None = None
     softcap: float | None = None
+    tile: int = 64
 
     tolerance: ClassVar = Tolerance(2e-5, 2e-5)
 
@@ -179,7 +181,8 @@ def _attention_case(
     rows, blocks, capacity = 4, ring or 12, 24
     query_heads, kv_heads, width = heads
     total = sum(length for _, _, length in runs)
-    plan = AttentionPlan(capacity, tile=8, window=op.window)
+    op = replace(op, tile=8)
+    plan = AttentionPlan(capacity, op.tile, op.window, kv_heads)
 
     def make(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
         resolved = torch.zeros(rows, RowLayout.RUN, dtype=torch.int32)

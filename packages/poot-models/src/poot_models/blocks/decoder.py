@@ -132,7 +132,8 @@ class DecoderBuilder:
         pool = (shape.pool_blocks[index] * shape.block, group.kv_heads, group.head_dim)
         pools = [self.graph.state(f"kv.{index}.{layer}.{part}", pool, DType.ACT) for part in ("k", "v")]
         k_pool, v_pool = self.graph.apply_many(KvWrite(), k, v, self._slots[index], *pools)
-        op = PagedAttention(self.config.query_scale, shape.block, group.window, self.config.attention_softcap)
+        softcap = self.config.attention_softcap
+        op = PagedAttention(self.config.query_scale, shape.block, group.window, softcap, shape.tile)
         table = shape.row_table.table(self.graph, index)
         return self.graph.apply(op, q, k_pool, v_pool, self._plans[index], table)
 

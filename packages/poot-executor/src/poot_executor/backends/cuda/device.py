@@ -55,7 +55,8 @@ class GraphRecording:
 
     def __init__(self, device: CudaDevice, launches: Sequence[Launch], live: TorchAllocation) -> None:
         self._device, self._live, self._last = device, live, Live()
-        calls = [launch(Live()) for launch in launches]
+        # Kept: they own tensors whose addresses the graph has recorded.
+        self._calls = calls = [launch(Live()) for launch in launches]
         # Once outside of the graph, with no live row: kernels are compiled and libraries get their workspaces.
         for call in calls:
             call()

@@ -239,19 +239,20 @@ def _combine(
     plan, out, parts, HEADS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program a (item, head): merge the splits that have keys."""
+    """Merge the splits that have keys, of each (item, head) in turn. Nothing to do where nothing was split."""
     begin_kernel(PDL)
-    item, head = tl.program_id(0), tl.program_id(1)
     splits = tl.load(plan + 1)
-    if (item < tl.load(plan)) & (splits > 1):
-        stretch = tl.load(plan + 2)
-        entry = plan + (1 + item) * 8
+    units = tl.where(splits > 1, tl.load(plan) * HEADS, 0)
+    stretch = tl.load(plan + 2)
+    each = tl.arange(0, SPLITS)
+    at = tl.arange(0, WIDE)
+    for unit in range(tl.program_id(0), units, tl.num_programs(0)):
+        head = unit % HEADS
+        entry = plan + (1 + unit // HEADS) * 8
         start = tl.load(entry + 1)
         queries = tl.load(entry + 2)
         keys = tl.load(entry + 5) - tl.load(entry + 4)
         used = (keys + stretch - 1) // stretch
-        each = tl.arange(0, SPLITS)
-        at = tl.arange(0, WIDE)
         for query in range(0, queries):
             target = (start + query) * HEADS + head
             part = parts + (target * SPLITS + each) * (DIM + 2)
@@ -290,7 +291,7 @@ class PagedAttentionKernel(TritonKernel):
         if operands.workspace is not None:
             parts = typed(operands.workspace, (tokens * heads * splits * (width + 2),), None, DType.F32)
         items = len(plan) - 1
-        tile = _tile(items, tokens, len(table))
+        tile = min(op.tile, tokens)
         rows = max(16, triton.next_power_of_2(tile * heads // kv_heads))
         wide = max(16, triton.next_power_of_2(width))
         sizes = {"HEADS": heads, "DIM": width, "WIDE": wide, "SPLITS": splits}
@@ -306,11 +307,6 @@ class PagedAttentionKernel(TritonKernel):
                 KEYS=keys, num_warps=WARPS, num_stages=STAGES, **device.launch,
             )  # fmt: skip
             if splits > 1:
-                _combine[(items, heads)](plan, out, parts, **sizes, **device.launch)
+                _combine[(min(items * heads, 4 * programs),)](plan, out, parts, **sizes, **device.launch)
 
         return run
-
-
-def _tile(items: int, tokens: int, rows: int) -> int:
-    """Queries of an item, from the plan's capacity (`AttentionPlan.items`)."""
-    return max(1, tokens // (items - rows)) if items > rows else max(1, tokens)

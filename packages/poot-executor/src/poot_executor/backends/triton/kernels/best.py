@@ -66,7 +66,7 @@ def row_best(best, ids, tokens, flags, n, chunks, CHUNKS: tl.constexpr):
     top = tl.load(best + n * chunks + c, mask=c < chunks, other=float("-inf"))
     peak = tl.max(top, 0)
     id_ = tl.load(ids + n * chunks + c, mask=c < chunks, other=0)
-    token = tl.min(tl.where((top == peak) & (c < chunks), id_, _NOWHERE), 0)
+    token = tl.min(tl.where(top == peak, id_, _NOWHERE), 0)
     usable = (peak > float("-inf")) & (peak < float("inf"))
     tl.store(tokens + n, tl.where(usable, token, 0))
     tl.store(flags + n, tl.where(usable, 0, 1))
