@@ -14,12 +14,20 @@ from poot_executor.testing import cases
 pytest.importorskip("triton", reason="torch brings triton on Linux only")
 
 
-def test_interpreted_kernels_agree_with_the_references() -> None:
-    script = Path(__file__).with_name("triton_conformance.py")
+def interpreted(script: str) -> list[str]:
+    """Lines that a script of this folder prints under the interpreter."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
-    run = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=280, env=environment, check=True
-    )
-    lines = run.stdout.splitlines()
+    command = [sys.executable, str(Path(__file__).with_name(script))]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, check=True)
+    return run.stdout.splitlines()
+
+
+def test_interpreted_kernels_agree_with_the_references() -> None:
+    lines = interpreted("triton_conformance.py")
     assert [line for line in lines if not line.startswith("PASS")] == []
     assert len(lines) == len(cases())
+
+
+def test_interpreted_sampling_on_rows_of_several_chunks() -> None:
+    lines = interpreted("triton_sampling.py")
+    assert lines and [line for line in lines if not line.startswith("PASS")] == []

@@ -76,7 +76,7 @@ MIN_PS = (0.0, 0.0, 0.05, 0.5, 1.0)
 
 
 def draws(seed: int, size: int, rows: int, *, falling: bool = False) -> str:
-    """Draws with any parameters. Where logits fall and the number drawn is close to 1, the last kept token comes out."""
+    """Draws with any parameters. Where logits fall and the number drawn is close to 1, the last kept token is drawn."""
     generator = torch.Generator().manual_seed(seed)
 
     def any_of(values: tuple[float, ...]) -> torch.Tensor:

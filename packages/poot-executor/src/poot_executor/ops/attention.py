@@ -115,8 +115,8 @@ class PagedAttention(Op):
     """Causal attention of a step's queries over their rows' paged keys and values.
 
     (q (T, H, D), k_pool, v_pool (S, G, D), plan, table (R, blocks)) to (T, H, D). H is a multiple of G. Scores are
-    `scale` q.k, soft-capped if `softcap`, masked to the past (and to `window`), then softmax in float32. `tile` is that of
-    the plan.
+    `scale` q.k, soft-capped if `softcap`, masked to the past (and to `window`), then softmax in float32. `tile` is the
+    plan's.
     """
 
     scale: float
