@@ -75,14 +75,14 @@ TOP_PS = (1.0, 0.95, 0.9, 0.5, 1e-6, 0.0, 0.999)
 MIN_PS = (0.0, 0.0, 0.05, 0.5, 1.0)
 
 
-def draws(seed: int, size: int, rows: int, *, falling: bool = False) -> str:
+def draws(seed: int, size: int, rows: int, *, falling: bool = False, kind: int | None = None) -> str:
     """Draws with any parameters. Where logits fall and the number drawn is close to 1, the last kept token is drawn."""
     generator = torch.Generator().manual_seed(seed)
 
     def any_of(values: tuple[float, ...]) -> torch.Tensor:
         return torch.tensor(values)[torch.randint(0, len(values), (rows,), generator=generator)]
 
-    logits = torch.stack([scores(generator, kind, size) for kind in range(rows)])
+    logits = torch.stack([scores(generator, row if kind is None else kind, size) for row in range(rows)])
     ints, reals = torch.zeros(rows, RowLayout.INTS, dtype=torch.int32), torch.zeros(rows, RowLayout.FLOATS)
     words = torch.randint(-(2**31), 2**31, (rows, 2), generator=generator)
     ints[:, [RowLayout.SEED_LOW, RowLayout.SEED_HIGH]] = words.int()
@@ -175,6 +175,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     },
     "last draws of 300": lambda: draws(6, 300, 44, falling=True),
     "last draws of 5001": lambda: draws(7, 5001, 22, falling=True),
+    "last draws of 6000 that are nearly equal": lambda: draws(8, 6000, 12, falling=True, kind=8),
     **{
         f"{k} of {size}": lambda size=size, k=k: log_probs(size, k)
         for size, k in ((20, 20), (300, 1), (9001, 1), (9001, 2), (9001, 20), (300, 128))
