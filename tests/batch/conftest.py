@@ -188,13 +188,21 @@ def harness() -> Callable[..., Harness]:
     """Make a harness: `harness(depth=1, rows=4, blocks=64, capacity=16, **FakeDriver's fields)`."""
 
     def make(
-        *, depth: int = 1, rows: int = 4, blocks: int = 64, capacity: int = 16, max_seq: int = 64, **driver: Any
+        *,
+        depth: int = 1,
+        rows: int = 4,
+        blocks: int = 64,
+        capacity: int = 16,
+        max_seq: int = 64,
+        clock: Callable[[], float] | None = None,
+        **driver: Any,
     ) -> Harness:
         info = make_info(rows=rows, max_seq=max_seq, kv_blocks=blocks)
         fake = FakeDriver(depth=depth, rows=rows, **driver)
         kv = KvSpace(BLOCK, (blocks,), (max_seq // BLOCK,))
         ticks = iter(range(10**9))
-        engine = Engine(fake, kv, info, LetterTokenizer(), capacity=capacity, clock=lambda: next(ticks) / 1000)
+        clock = clock or (lambda: next(ticks) / 1000)
+        engine = Engine(fake, kv, info, LetterTokenizer(), capacity=capacity, clock=clock)
         return Harness(engine, fake, kv)
 
     return make

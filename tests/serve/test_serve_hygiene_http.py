@@ -121,8 +121,19 @@ def test_slow_body_is_timed_out(served):
 
 
 def test_half_closed_body_ends_the_request(served, eventually):
-    served.raw(post(served.port, length=b"500"), half_close=True)
+    answer = served.raw(post(served.port, length=b"500"), half_close=True)
+    assert refusal(answer)[0] == 400
     eventually(lambda: served.service._active == 0)
+    assert served.engine.submitted == []
+
+
+def test_a_prompt_that_is_too_long_whatever_its_tokens_is_not_encoded(served):
+    for body in ({"prompt": "a" * 500_000}, {"prompt": ["7" * 500_000]}):
+        answer = served.client.post("/v1/completions", json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert "at least" in answer.json()["error"]["message"]
+    chat = served.client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "a" * 500_000}]})
+    assert (chat.status_code, chat.json()["error"]["param"]) == (400, "messages")
     assert served.engine.submitted == []
 
 

@@ -125,6 +125,12 @@ def test_any_command_line_is_taken_or_refused_in_type(arguments):
         assert str(error).isprintable()
 
 
+@pytest.mark.parametrize("name", ["x" * 300 + ".gguf", "\udcff.gguf", "a\0b.gguf"])
+def test_a_model_name_that_the_system_refuses_is_a_settings_error(name):
+    with pytest.raises(SettingsError, match="MODEL"):
+        parse([name])
+
+
 def test_log_level():
     assert log_level({}) == "INFO" and log_level({"POOT_LOG": "Debug"}) == "DEBUG"
     with pytest.raises(SettingsError, match="POOT_LOG"):

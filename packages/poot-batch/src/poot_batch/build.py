@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 4096
 MAX_SEQ = 2**24
+MAX_THREADS = 1024
 
 Progress = Callable[[str, int, int], None]
 
@@ -65,10 +66,13 @@ def build_engine(
 
 
 def _check(config: EngineConfig) -> None:
-    for name, value, least, most in (("rows", config.rows, 1, MAX_ROWS), ("max_seq", config.max_seq, 2, MAX_SEQ)):
+    for name, value, least, most in (("rows", config.rows, 1, MAX_ROWS), ("max_seq", config.max_seq, 1, MAX_SEQ)):
         if not least <= value <= most:
             message = f"{name} must be between {least} and {most}, not {value}"
             raise StartError(message, reason_code="invalid_config")
+    if config.threads is not None and not 1 <= config.threads <= MAX_THREADS:
+        message = f"threads must be between 1 and {MAX_THREADS}, not {config.threads}"
+        raise StartError(message, reason_code="invalid_config")
 
 
 class _Times:
@@ -93,7 +97,10 @@ def _info(config: EngineConfig, prepared: Prepared, ends: Iterable[int], seconds
     head = entries[EntryKey("head", found.rows)]
     account = prepared.device.account
     fixed = account.of("weights") + account.of("kv")
-    report = [*found.reasons, *(f"unused tensor {name}" for name in model.ignored)]
+    notes = list(found.reasons)
+    if config.max_seq > model.max_positions:
+        notes.append(f"max_seq {config.max_seq} is cut to the model's own limit of {model.max_positions} positions")
+    report = [*(f"unused tensor {name}" for name in model.ignored)]
     report += [entry.report() for entry in entries.values()]
     return EngineInfo(
         model=config.model,
@@ -115,5 +122,6 @@ def _info(config: EngineConfig, prepared: Prepared, ends: Iterable[int], seconds
         prefill_dispatches=prefill.dispatches + head.dispatches,
         prefill_activation_peak_bytes=max(prefill.activation_peak, head.activation_peak),
         start_seconds=seconds,
+        notes=tuple(notes),
         report=tuple(report),
     )

@@ -100,7 +100,9 @@ class Engine:
             # Without a plan nothing changes until a submission, a grant or the end of a row, which all clear this.
             self._stuck = plan is None and not self._inflight
             if plan is not None:
-                self._inflight.append((self._driver.submit(plan), self._clock()))
+                # Before the submission: a driver that cannot overlap does all of the step's work in it.
+                submitted = self._clock()
+                self._inflight.append((self._driver.submit(plan), submitted))
             if self._inflight and (plan is None or len(self._inflight) >= self._driver.depth):
                 outputs = self._collect()
         except Exception as error:

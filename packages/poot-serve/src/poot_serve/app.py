@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -13,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from poot_serve.errors import ClientGoneError, MethodError, RouteNotFoundError
+from poot_serve.errors import BodyIncompleteError, ClientGoneError, GenerationError, MethodError, RouteNotFoundError
 from poot_serve.limits.head import check_head
 from poot_serve.protocol.errors import wire_error
 from poot_serve.routes.answers import error_response
@@ -73,14 +74,25 @@ class Edge:
         try:
             check_head(scope["headers"], self._settings.listener, self._settings.max_head_bytes)
             await self._app(scope, receive, tagged)
-        except ClientGoneError:
-            _log.debug("%s: the client left", request_id.decode())
+        except asyncio.CancelledError:
+            # The listener is closing and this answer's client does not read: there is nobody to tell.
+            _log.debug("%s: ended with the listener", request_id.decode())
+        except ClientGoneError as gone:
+            _log.debug("%s: %s", request_id.decode(), gone)
+            if not started:
+                # It may have closed its sending side alone.
+                await error_response(BodyIncompleteError(str(gone)))(scope, receive, tagged)
         except Exception as raised:
             error = _own(raised, scope)
             if wire_error(error)[0] >= 500:
-                _log.error("%s: %s", request_id.decode(), error, exc_info=wire_error(error)[0] == 500)
+                _log.error("%s: %s", request_id.decode(), error, exc_info=_unexpected(error))
             if not started:
                 await error_response(error)(scope, receive, tagged)
+
+
+def _unexpected(error: Exception) -> bool:
+    """Whether an error deserves a traceback: one that the engine reported has none of its own here."""
+    return wire_error(error)[0] == 500 and not isinstance(error, GenerationError)
 
 
 def _own(error: Exception, scope: Scope) -> Exception:

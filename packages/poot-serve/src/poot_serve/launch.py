@@ -118,6 +118,8 @@ async def _start(settings: Settings) -> Service:
     except StartError as error:
         raise StartUpError(str(error)) from error
     _log.info("ready after %.1f s", time.monotonic() - began)
+    for line in engine.info.notes:
+        _log.info("%s", line)
     for line in engine.info.report:
         _log.debug("%s", line)
     return Service(engine, await loading, settings)

@@ -40,6 +40,7 @@ class Settings:
     max_head_bytes: int = 64 << 10
     max_body_bytes: int = 4 << 20
     body_timeout_seconds: float = 30.0
+    write_timeout_seconds: float = 30.0
     keep_alive_seconds: float = 10.0
 
 
@@ -103,9 +104,14 @@ def parse_address(text: str) -> Listener:
 def parse_model(text: str) -> Path:
     """A GGUF file or a directory; whether a model is in it is for its loader to say."""
     path = Path(text)
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+    try:
+        text.encode()
+        usable, exists = path.is_dir() or (path.is_file() and path.suffix == ".gguf"), path.exists()
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"MODEL {ascii(text)[:200]} cannot be read: {error}") from error
+    if usable:
         return path
-    if path.exists():
+    if exists:
         raise SettingsError(f"MODEL {text!r} is neither a .gguf file nor a directory")
     hint = "; ADDR comes after MODEL" if _ADDRESS.fullmatch(text) else ""
     raise SettingsError(f"MODEL {text!r} does not exist{hint}")

@@ -16,7 +16,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine settled on once the model was prepared. Bytes are bytes; `report` is for people."""
+    """What the engine settled on once the model was prepared. Bytes are bytes; `notes` say what differs from the
+    wishes, and `report` the kernels chosen; both are for people."""
 
     model: str
     architecture: str
@@ -37,6 +38,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     prefill_dispatches: int
     prefill_activation_peak_bytes: int
     start_seconds: dict[str, float] = {}
+    notes: tuple[str, ...] = ()
     report: tuple[str, ...] = ()
 
 

@@ -62,6 +62,7 @@ class Linear(Op):
         packed += [
             _linear_case(cls(2), 1, 256, (32, 16), Ggml("Q4_1")),
             _linear_case(cls(), 40, 256, (32,), Ggml("Q6_K")),
+            _linear_case(cls(2), 70, 256, (32, 48), Ggml("Q5_K")),
             _linear_case(cls(3), 2, 256, (32, 8, 8), Ggml("Q4_K"), Ggml("Q4_K"), Ggml("Q6_K")),
             _linear_case(cls(2, True), 3, 256, (16, 8), Ggml("Q8_0")),
         ]

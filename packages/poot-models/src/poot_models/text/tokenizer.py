@@ -43,6 +43,7 @@ class Tokenizer:
         self._special = vocabulary.special
         self._prefix = list(prefix)
         self._suffix = list(suffix)
+        self._longest = max(map(len, vocabulary.pieces), default=1)
         names = {vocabulary.pieces[id].decode("utf-8", "replace") for id in vocabulary.special}
         self._controls = frozenset(name for name in names if len(name) > 1)
         self._control_sizes = sorted({len(name) for name in self._controls})
@@ -53,6 +54,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Tokens in the vocabulary. A model's logits may be padded to more."""
         return len(self._pieces)
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest token: a text of n characters has at least n / longest tokens."""
+        return self._longest
 
     @property
     def bos_id(self) -> int | None:

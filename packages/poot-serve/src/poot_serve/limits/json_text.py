@@ -35,7 +35,7 @@ def check_json_text(body: bytes) -> None:
     try:
         decoder.decode(text)
     except json.JSONDecodeError as error:
-        raise BadJsonError(f"the body is not JSON: {error.msg} at character {error.pos}") from None
+        raise BadJsonError(f"the body is not JSON: {error.msg} (character {error.pos})") from None
 
 
 def _check_surrogates(text: str) -> None:

@@ -9,6 +9,7 @@ from poot_batch.request import EngineInfo
 from poot_models.text import ChatTemplate, Tokenizer
 from poot_serve.errors import FieldError, UnsupportedFieldError
 from poot_serve.lower.messages import template_messages
+from poot_serve.lower.prompt import prompt_tokens
 from poot_serve.lower.sampling import Lowered, lower_generation
 from poot_serve.protocol.chat import ChatRequest
 
@@ -49,7 +50,7 @@ def lower_chat(
     return lower_generation(
         wire,
         request_id=request_id,
-        prompt=tuple(tokenizer.encode(text, add_special=False, parse_special=True)),
+        prompt=prompt_tokens(text, tokenizer, info, param="messages", add_special=False, parse_special=True),
         max_tokens=wire.max_completion_tokens if capped else wire.max_tokens,
         logprobs=logprobs,
         info=info,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from poot_batch.request import EngineInfo
 from poot_models.text import Tokenizer
 from poot_serve.errors import FieldError, UnsupportedFieldError
+from poot_serve.lower.prompt import prompt_tokens
 from poot_serve.lower.sampling import Lowered, lower_generation
 from poot_serve.protocol.completions import CompletionRequest
 
@@ -13,7 +14,7 @@ DEFAULT_MAX_TOKENS = 16
 
 def lower_completion(wire: CompletionRequest, *, request_id: int, tokenizer: Tokenizer, info: EngineInfo) -> Lowered:
     """Raises FieldError, UnsupportedFieldError, RequestError or InvalidTextError."""
-    prompt = _prompt_tokens(wire.prompt, tokenizer)
+    prompt = _prompt(wire.prompt, tokenizer, info)
     max_tokens = wire.max_tokens
     if max_tokens is None:
         max_tokens = max(1, min(DEFAULT_MAX_TOKENS, info.max_seq - len(prompt)))
@@ -29,9 +30,9 @@ def lower_completion(wire: CompletionRequest, *, request_id: int, tokenizer: Tok
     )
 
 
-def _prompt_tokens(prompt: str | list[int | str | list[int]], tokenizer: Tokenizer) -> tuple[int, ...]:
+def _prompt(prompt: str | list[int | str | list[int]], tokenizer: Tokenizer, info: EngineInfo) -> tuple[int, ...]:
     if isinstance(prompt, str):
-        return tuple(tokenizer.encode(prompt))
+        return prompt_tokens(prompt, tokenizer, info, param="prompt")
     if all(isinstance(item, int) for item in prompt):
         return tuple(item for item in prompt if isinstance(item, int))
     if len(prompt) > 1:
@@ -42,4 +43,6 @@ def _prompt_tokens(prompt: str | list[int | str | list[int]], tokenizer: Tokeniz
             param="prompt",
         )
     (only,) = prompt
-    return tuple(tokenizer.encode(only)) if isinstance(only, str) else tuple(only if isinstance(only, list) else ())
+    if isinstance(only, str):
+        return prompt_tokens(only, tokenizer, info, param="prompt")
+    return tuple(only if isinstance(only, list) else ())

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from starlette.types import Receive
 
 from poot_batch.process.interface import RequestStream
+from poot_serve.errors import ClientGoneError
 
 
 class Presence:
@@ -38,7 +39,12 @@ async def present(
     async def ticking() -> None:
         while every is not None and tick is not None:
             await asyncio.sleep(every)
-            await tick()
+            try:
+                await tick()
+            except ClientGoneError:
+                presence.gone = True
+                stream.cancel()
+                return
 
     tasks = [asyncio.create_task(until_gone())]
     if tick is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 
-from starlette.types import Send
+from starlette.types import Message, Send
 
 from poot_serve.emit.sse import KEEP_ALIVE
+from poot_serve.errors import ClientGoneError
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -17,14 +18,25 @@ HEADERS = [
 
 
 class EventStream:
-    """Writes whole events, one write at a time; a slow client makes `write` wait."""
+    """Writes whole events, one write at a time; a slow client makes `write` wait.
 
-    def __init__(self, send: Send, keep_alive_seconds: float) -> None:
-        self._send = send
+    A client that takes longer than `write_seconds` over one write counts as gone: ClientGoneError.
+    """
+
+    def __init__(self, send: Send, keep_alive_seconds: float, write_seconds: float) -> None:
+        self._put = send
         self._quiet = keep_alive_seconds
+        self._patience = write_seconds
         self._writing = asyncio.Lock()
         self._written = time.monotonic()
         self.started = False
+
+    async def _send(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._put(message)
+        except TimeoutError:
+            raise ClientGoneError(f"the client did not read for {self._patience:g} seconds") from None
 
     async def write(self, data: bytes) -> None:
         async with self._writing:

@@ -56,6 +56,7 @@ class Call:
     timer: RequestTimer
     include_usage: bool
     keep_alive_seconds: float
+    write_seconds: float
 
 
 class GenerationRoute(Generic[T]):
@@ -96,7 +97,8 @@ class GenerationRoute(Generic[T]):
         transcript = Transcript(tokenizer, engine_text=bool(lowered.request.stop), continues=api.continues)
         timer = RequestTimer(service.metrics, began, streamed=lowered.stream)
         stream = service.engine.submit(lowered.request)
-        return Call(stream, transcript, answer, timer, lowered.include_usage, service.settings.keep_alive_seconds)
+        waits = service.settings.keep_alive_seconds, service.settings.write_timeout_seconds
+        return Call(stream, transcript, answer, timer, lowered.include_usage, *waits)
 
 
 async def _buffer(call: Call, scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,7 +117,7 @@ async def _buffer(call: Call, scope: Scope, receive: Receive, send: Send) -> Non
 
 async def _stream(call: Call, receive: Receive, send: Send) -> None:
     """Nothing is sent before the first output (or keep-alive), so that a request that fails at once gets its status."""
-    out = EventStream(send, call.keep_alive_seconds)
+    out = EventStream(send, call.keep_alive_seconds, call.write_seconds)
     async with present(receive, call.stream, every=call.keep_alive_seconds, tick=out.keep_alive) as client:
         try:
             async for output in call.stream:
@@ -130,6 +132,8 @@ async def _stream(call: Call, receive: Receive, send: Send) -> None:
                     call.timer.finished()
                 if data:
                     await out.write(data)
+        except ClientGoneError:
+            raise
         except Exception as error:
             if not out.started:
                 raise

@@ -23,6 +23,8 @@ from poot_executor.ir.types import DType
 from poot_executor.kernels.kernel import Operands, Site, WeightForm
 from poot_executor.ops import Linear
 
+# Rows up to which decoding a weight once for each MAX_ROWS of them beats writing it out decoded.
+_FEW = 3 * MAX_ROWS
 # Elements of a weight decoded at a time: large enough for an efficient product, small enough for the cache.
 _PIECE = 2**20
 
@@ -53,7 +55,7 @@ class PackedLinearKernel(CpuKernel):
         return (*mapped, f32_form(site, range(1 + op.weights, 1 + 2 * op.weights)))
 
     def workspace(self, site: Site) -> int:
-        if site.inputs[0].shape[0] <= MAX_ROWS:
+        if site.inputs[0].shape[0] <= _FEW:
             return 0
         op = site.op
         assert isinstance(op, Linear)
@@ -67,7 +69,7 @@ class PackedLinearKernel(CpuKernel):
 
         def launch(live: Live) -> Callable[[], object]:
             x, out = view(operands.input(0), live), view(operands.outputs[0], live)
-            if len(x) <= MAX_ROWS:
+            if len(x) <= _FEW:
                 run = _few(library, x, out, sources)
             else:
                 assert operands.workspace is not None
@@ -100,9 +102,12 @@ def _few(
     calls, column = [], 0
     for source in sources:
         rows, width = source.shape
-        number, target = library.number(source.encoding, width, rows), out.data_ptr() + 4 * column
-        left = number, source.data.ctypes.data, x.data_ptr(), x.stride(0)
-        calls.append(partial(library.matmul, *left, target, out.stride(0), len(x), rows, width))
+        number, pitch = library.number(source.encoding, width, rows), out.stride(0)
+        for first in range(0, len(x), MAX_ROWS):
+            part = x[first : first + MAX_ROWS]
+            target = out.data_ptr() + 4 * (first * pitch + column)
+            left = number, source.data.ctypes.data, part.data_ptr(), part.stride(0)
+            calls.append(partial(library.matmul, *left, target, pitch, len(part), rows, width))
         column += rows
     if len(calls) == 1:
         return calls[0]

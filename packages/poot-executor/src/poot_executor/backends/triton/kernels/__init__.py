@@ -1,6 +1,7 @@
 """Triton kernels. Importing the modules fills the table."""
 
 import poot_executor.backends.triton.kernels.attention
+import poot_executor.backends.triton.kernels.kv
 import poot_executor.backends.triton.kernels.linear
 import poot_executor.backends.triton.kernels.norm
 import poot_executor.backends.triton.kernels.pointwise
