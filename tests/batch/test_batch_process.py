@@ -188,7 +188,7 @@ def test_close_ends_open_streams_with_abort(smollm2_path: Path) -> None:
         ({"model": "/nowhere/model.gguf"}, "checkpoint_missing", "/nowhere/model.gguf"),
         ({"backend": "abacus"}, "backend_unavailable", "abacus"),
         ({"rows": 0}, "invalid_config", "rows must be between 1"),
-        ({"max_seq": 1}, "invalid_config", "max_seq must be between 2"),
+        ({"max_seq": 0}, "invalid_config", "max_seq must be between 1"),
     ],
 )
 def test_a_start_that_fails_says_why(smollm2_path: Path, changes: dict[str, Any], code: str, says: str) -> None:

@@ -305,11 +305,11 @@ static const kernel_t DECODE[] = {decode_q4_0, decode_q4_1, decode_q5_0, decode_
 /* y = x w^T; m at most 16, n below 2^24, k a multiple of 32 and of the encoding's block. One caller at a time. */
 void poot_matmul(int encoding, const void *w, const float *x, long ldx, float *y, long ldy, long m, long n, long k) {
     job_t job = {w, x, y, ldx, ldy, m, n, k};
-    poot_run(MULTIPLY[encoding], &job, n, ROWS_AT_ONCE);
+    poot_run(MULTIPLY[encoding], &job, n, poot_grain(n, ROWS_AT_ONCE));
 }
 
 /* Rows of w as float32, ldy elements apart. The same bounds. */
 void poot_decode(int encoding, const void *w, float *y, long ldy, long n, long k) {
     job_t job = {w, NULL, y, 0, ldy, 0, n, k};
-    poot_run(DECODE[encoding], &job, n, ROWS_AT_ONCE);
+    poot_run(DECODE[encoding], &job, n, poot_grain(n, ROWS_AT_ONCE));
 }

@@ -25,6 +25,10 @@ static inline float total(v16 v) {
 /* Units first..last of a job. */
 typedef void (*kernel_t)(const void *job, long first, long last);
 
+/* How many units to hand out at a time: an eighth of a thread's share, since threads may be put aside; even; at least
+   `least`, below which the handing out would cost more than the work. */
+long poot_grain(long units, long least);
+
 /* Run all units of a job, at most `grain` at a time, on all threads; returns when they are done. One caller at a time. */
 void poot_run(kernel_t kernel, const void *job, long units, long grain);
 

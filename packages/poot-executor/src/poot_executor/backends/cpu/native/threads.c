@@ -88,6 +88,11 @@ int poot_threads(int threads) {
 enum { ALONE_LEAST = 32, ALONE_MOST = 8192 };
 static int alone = 0, alone_next = ALONE_LEAST;
 
+long poot_grain(long units, long least) {
+    long share = units / (8L * pool.threads);
+    return share < least ? least : share & ~1L;
+}
+
 void poot_run(kernel_t kernel, const void *job, long units, long grain) {
     if (pool.threads == 1 || units <= grain || alone) {
         if (alone) alone--;
