@@ -23,7 +23,7 @@ FORBIDDEN = re.compile(
     "|".join(
         [
             *map(re.escape, REGISTRIES),
-            r"/work/(main|shared|\.)",
+            "/wo" + r"rk/(main|shared|\.)",
             r"\bissues? #?\d+",
             r"\(#\d+\)",
             r"\bsub-?agents?\b",
@@ -99,7 +99,7 @@ def test_a_planted_room_without_a_line_is_seen(plant: Plant) -> None:
     "text",
     [
         *(f"see https://{host}/simple" for host in REGISTRIES),
-        "cd /work/" + "main",
+        "cd /wo" + "rk/main",
         "as in issue" + " 12",
         "Fix it (#" + "12)",
         "a sub" + "agent wrote this",

@@ -135,14 +135,21 @@ def _weight(generator: torch.Generator, name: str, out: int, width: int, encodin
     total = nbytes(encoding, (out, width))
     blocks = out * width // block_size(encoding)
     raw = torch.randint(0, 256, (blocks, total // blocks), generator=generator, dtype=torch.uint8)
-    source, size = WeightSource(name, (out, width), encoding, raw.reshape(-1).numpy()), 0.002
-    for _ in range(2):
-        scale = torch.full((blocks,), size, dtype=torch.float16).view(torch.uint8).view(blocks, 2)
-        for at in _SCALE_OFFSETS[encoding.name if isinstance(encoding, Ggml) else ""]:
-            raw[:, at : at + 2] = scale
-        # Values are proportional to the scales: one look at them tells the right size.
-        size *= width**-0.5 / float(dequantise(source).square().mean().sqrt())
+    source = WeightSource(name, (out, width), encoding, raw.reshape(-1).numpy())
+    offsets = _SCALE_OFFSETS[encoding.name if isinstance(encoding, Ggml) else ""]
+    _set_scales(raw, offsets, 0.002)
+    # Values are proportional to the scales: one look at them tells the right size.
+    _set_scales(raw, offsets, 0.002 * width**-0.5 / float(dequantise(source).square().mean().sqrt()))
     return source
+
+
+def _set_scales(raw: torch.Tensor, offsets: tuple[int, ...], size: float) -> None:
+    """Put `size` in half precision at these byte offsets of every block."""
+    import torch
+
+    scale = torch.full((len(raw),), size, dtype=torch.float16).view(torch.uint8).view(-1, 2)
+    for at in offsets:
+        raw[:, at : at + 2] = scale
 
 
 # Where a block keeps its half-precision scale (and minimum), in bytes (ggml-common.h of llama.cpp).

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from poot_executor.backends.cpu.kernels import CPU_KERNELS
 from poot_executor.backends.cpu.memory import HostAllocation, allocate, available, reserve
 from poot_executor.backends.cpu.native import load_library
 from poot_executor.backends.cpu.weights import hold
+from poot_executor.devices.fetch import HostFetch
 from poot_executor.devices.protocol import Allocation, Launch, Live
 from poot_executor.encodings.types import WeightSource
 from poot_executor.errors import CapacityError
@@ -46,16 +46,6 @@ class HostLoop:
         with torch.inference_mode():
             for run in program:
                 run()
-
-
-@dataclass(frozen=True, slots=True)
-class HostFetch:
-    """Bytes that were copied at once."""
-
-    data: npt.NDArray[np.uint8]
-
-    def result(self) -> npt.NDArray[np.uint8]:
-        return self.data
 
 
 class CpuDevice:

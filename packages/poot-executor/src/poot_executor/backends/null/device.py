@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from poot_executor.devices.fetch import HostFetch
 from poot_executor.devices.protocol import Allocation, Launch, Live
 from poot_executor.encodings.types import WeightSource, nbytes
 from poot_executor.errors import CapacityError
@@ -54,14 +55,6 @@ class NullKernels(KernelTable):
         return (NullKernel(),)
 
 
-@dataclass(frozen=True, slots=True)
-class NullFetch:
-    nbytes: int
-
-    def result(self) -> npt.NDArray[np.uint8]:
-        return np.zeros(self.nbytes, dtype=np.uint8)
-
-
 class NullRecording:
     """Counts what it is asked to do."""
 
@@ -103,8 +96,8 @@ class NullDevice:
     def write(self, allocation: Allocation, offset: int, data: npt.NDArray[Any]) -> None:
         """Dropped."""
 
-    def fetch(self, allocation: Allocation, offset: int, nbytes: int) -> NullFetch:
-        return NullFetch(nbytes)
+    def fetch(self, allocation: Allocation, offset: int, nbytes: int) -> HostFetch:
+        return HostFetch(np.zeros(nbytes, dtype=np.uint8))
 
     def record(self, launches: Sequence[Launch]) -> NullRecording:
         self.recordings.append(NullRecording(launches))

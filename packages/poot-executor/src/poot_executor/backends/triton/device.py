@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,22 +13,13 @@ from poot_executor.backends.triton.kernels import TRITON_KERNELS
 from poot_executor.backends.triton.kernels.kernel import TORCH_TYPES, UNBOUNDED
 from poot_executor.backends.triton.memory import TorchAllocation
 from poot_executor.backends.triton.weights import hold
+from poot_executor.devices.fetch import HostFetch
 from poot_executor.devices.protocol import Allocation, Launch, Live
 from poot_executor.encodings.types import WeightSource
 from poot_executor.errors import CapacityError
 from poot_executor.ir.types import DType
 from poot_executor.kernels.kernel import WeightForm
 from poot_executor.memory.account import Account, MemoryClass
-
-
-@dataclass(frozen=True, slots=True)
-class HostFetch:
-    """Bytes that were copied at once."""
-
-    data: npt.NDArray[np.uint8]
-
-    def result(self) -> npt.NDArray[np.uint8]:
-        return self.data
 
 
 class EagerLoop:

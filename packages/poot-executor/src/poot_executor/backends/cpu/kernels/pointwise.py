@@ -14,24 +14,27 @@ from poot_executor.kernels.kernel import Operands, Site
 from poot_executor.ops import Add, GatedActivation, Mul, Scale, SoftCap
 
 
-@CPU_KERNELS.register(Add)
-class AddKernel(CpuKernel):
+class _BinaryKernel(CpuKernel):
+    """One torch function of both inputs."""
+
+    function: Callable[..., torch.Tensor]
+
     def bind(self, site: Site, operands: Operands, device: Any) -> Launch:
         def launch(live: Live) -> Callable[[], object]:
             x, y = view(operands.input(0), live), view(operands.input(1), live)
-            return partial(torch.add, x, y, out=view(operands.outputs[0], live))
+            return partial(self.function, x, y, out=view(operands.outputs[0], live))
 
         return launch
+
+
+@CPU_KERNELS.register(Add)
+class AddKernel(_BinaryKernel):
+    function = staticmethod(torch.add)
 
 
 @CPU_KERNELS.register(Mul)
-class MulKernel(CpuKernel):
-    def bind(self, site: Site, operands: Operands, device: Any) -> Launch:
-        def launch(live: Live) -> Callable[[], object]:
-            x, y = view(operands.input(0), live), view(operands.input(1), live)
-            return partial(torch.mul, x, y, out=view(operands.outputs[0], live))
-
-        return launch
+class MulKernel(_BinaryKernel):
+    function = staticmethod(torch.mul)
 
 
 @CPU_KERNELS.register(Scale)
