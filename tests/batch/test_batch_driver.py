@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from poot_batch.build import build_engine
-from poot_batch.driver import ModelDriver, prepare_model
+from poot_batch.driver import ModelDriver, prepare_model, startup
 from poot_batch.driver.step_block import step_block
 from poot_batch.kv import KvSpace
 from poot_batch.request import EngineConfig, GenerateRequest, SamplingParams
@@ -16,8 +17,10 @@ from poot_batch.sampling import features_of, open_block
 from poot_batch.schedule import PromptRun, Sequence, StepPlan
 from poot_executor.backends.null.device import NullDevice
 from poot_executor.errors import CapacityError
+from poot_executor.ir import Graph
 from poot_executor.ops import RowLayout
 from poot_executor.programs import FULL, LOGPROBS, PENALTIES, RowTableShape
+from poot_executor.runtime import Compiled, EntryKey, compile_graphs
 from poot_models import ModelHandle, load
 
 
@@ -110,6 +113,49 @@ def test_a_model_too_large_is_refused_before_anything_is_allocated(model: ModelH
     assert device.account.total == 0
 
 
+def test_pools_of_another_size_change_only_the_states(model: ModelHandle) -> None:
+    """What the fit's answer is compiled to is what compiling its graphs anew would make."""
+    device = NullDevice()
+    prepared = prepare_model(model, device, rows=3, max_seq=64, ends=(2,), step_tokens=16)
+    assert prepared.shape.pool_blocks == (3 * 64 // 16,)
+    anew = compile_graphs(device, startup._graphs(model, device, prepared.shape, (2,)))
+    found = prepared.entries.compiled
+    assert (found.forms, found.states, found.arena, found.staging) == (
+        anew.forms,
+        anew.states,
+        anew.arena,
+        anew.staging,
+    )
+    for key, entry in anew.entries.items():
+        same = found.entries[key]
+        assert (same.graph, same.arena) == (entry.graph, entry.arena)
+        assert [choice and choice.site for choice in same.choices] == [
+            choice and choice.site for choice in entry.choices
+        ]
+
+
+def test_a_model_is_compiled_once_where_it_fits(model: ModelHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def counted(device: NullDevice, graphs: dict[EntryKey, Graph]) -> Compiled:
+        calls.append(len(graphs))
+        return compile_graphs(device, graphs)
+
+    monkeypatch.setattr(startup, "compile_graphs", counted)
+    prepared = prepare_model(model, NullDevice(), rows=3, max_seq=64, ends=(2,), step_tokens=16)
+    assert calls == [len(prepared.entries.keys())]
+
+
+def test_a_driver_that_has_its_own_figure_is_quoted(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Metered(NullDevice):
+        def driver_bytes(self) -> int:
+            return self.account.total + 3 * 2**30
+
+    monkeypatch.setattr("poot_batch.build.open_device", lambda name, threads: Metered())
+    engine, _ = build_engine(EngineConfig(model=str(smollm2_path), rows=1, max_seq=16))
+    assert "(context, libraries, rounding 3.00 GiB)" in engine.info.notes[-2]
+
+
 def test_rows_are_halved_until_they_fit(model: ModelHandle) -> None:
     whole = prepare_model(model, NullDevice(), rows=8, max_seq=128, ends=(2,), step_tokens=16)
     spare = 2 * whole.fit.kv_bytes // 8
@@ -120,6 +166,56 @@ def test_rows_are_halved_until_they_fit(model: ModelHandle) -> None:
     assert fitted.fit.blocks[0] in (2 * 128 // 16, 2 * 128 // 16 + 1)
     assert any("full sequences" in reason for reason in fitted.fit.reasons)
     assert ModelDriver(fitted).device_bytes() <= small.capacity() + small.account.total
+
+
+def plan_of(*sequences: Sequence) -> StepPlan:
+    return StepPlan(sequences, (), sequences)
+
+
+def test_rows_run_in_the_smallest_entries_that_hold_them(model: ModelHandle) -> None:
+    prepared = prepare_model(model, NullDevice(), rows=6, max_seq=64, ends=(2,), step_tokens=16)
+    every = prepared.entries.keys()
+    keys = [key for key in every if key.program == "sample"]
+    assert sorted({key.capacity for key in keys}) == [1, 2, 4, 6]
+    assert len(keys) == 4 * 8
+    driver, device = ModelDriver(prepared), prepared.device
+    assert isinstance(device, NullDevice)
+    replayed = {key: device.recordings[index] for index, key in enumerate(every)}
+    sequences = [sequence_of(row, sampling=SamplingParams(temperature=row % 2)) for row in range(6)]
+    for sequence in sequences:
+        driver.open(sequence)
+    for count in (1, 2, 3, 5, 6):
+        driver.submit(plan_of(*sequences[:count]))
+    used = {key: recording.replays for key, recording in replayed.items() if recording.replays}
+    assert {key.capacity: n for key, n in used.items() if key.program == "head"} == {1: 1, 2: 1, 4: 1, 6: 2}
+    assert {(key.capacity, key.features): n for key, n in used.items() if key.program == "sample"} == {
+        (1, frozenset()): 1, (2, frozenset({FULL})): 1, (4, frozenset({FULL})): 1, (6, frozenset({FULL})): 2,
+    }  # fmt: skip
+
+
+class ListeningDevice(NullDevice):
+    """Remembers what it is sent."""
+
+    sent: list[list[int]]
+
+    def write(self, allocation: object, offset: int, data: np.ndarray) -> None:
+        self.sent.append(data.tolist())
+
+
+def test_what_the_device_still_holds_is_not_sent_again(model: ModelHandle) -> None:
+    device = ListeningDevice()
+    device.sent = []
+    driver = ModelDriver(prepare_model(model, device, rows=2, max_seq=64, ends=(2,), step_tokens=16))
+    first, second = sequence_of(0), sequence_of(1)
+    for sequence in (first, second):
+        driver.open(sequence)
+    sent = []
+    for plan in (plan_of(first), plan_of(first), plan_of(second), plan_of(second), plan_of(second, first)):
+        device.sent.clear()
+        driver.submit(plan)
+        sent.append([data if len(data) < 3 else data[4:12] for data in device.sent])
+    runs = [[0, -1, 1, 0, 0, 0, 0, 0], [1, -1, 1, 0, 0, 0, 0, 0], [1, -1, 1, 0, 0, -1, 1, 0]]
+    assert sent == [[runs[0], [0], [0]], [], [runs[1], [1], [1]], [], [runs[2], [1, 0], [1, 0]]]
 
 
 def test_the_model_itself_bounds_the_length(model: ModelHandle) -> None:
@@ -137,6 +233,9 @@ def test_building_says_what_was_settled_on(smollm2_path: Path) -> None:
     info = engine.info
     assert (info.backend, info.rows, info.max_seq, info.kv_blocks, info.vocab_size) == ("null", 1, 16, 1, 49152)
     assert set(info.eos_ids) == set(text.tokenizer.eog_ids)
-    assert set(info.start_seconds) == {"model", "device", "text", "prepare"}
+    assert set(info.start_seconds) == {"model", "device", "text", "fit", "weights", "entries"}
     assert list(dict.fromkeys(phases)) == ["model", "device", "weights", "entries"]
+    memory, start = info.notes[-2:]
+    assert re.fullmatch(r"\d+ entries; weights 0\.\d\d GiB, .*; account 0\.\d\d GiB of 64\.00 GiB found free", memory)
+    assert re.fullmatch(r"start: model \d+\.\d s, .*, entries \d+\.\d s", start)
     assert info.weight_bytes + info.kv_bytes + info.workspace_bytes == engine.stats().device_bytes

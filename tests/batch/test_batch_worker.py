@@ -10,6 +10,7 @@ import pytest
 from poot_batch.process import frames
 from poot_batch.process.worker import _OUTBOX_LIMIT, _Loop, _Peer
 from poot_batch.request import Output
+from poot_executor.errors import DeviceError
 
 
 @pytest.fixture
@@ -91,6 +92,40 @@ def test_a_lost_device_ends_all_requests_and_the_process(harness, request_of, en
     ]
     assert isinstance(given[-1], frames.Failed)
     assert (given[-1].code, "submit 2" in given[-1].message) == ("engine_fault", True)
+
+
+class LostDriver:
+    """A driver whose device fails when a step is collected, for good."""
+
+    def __init__(self, driver) -> None:
+        self._driver = driver
+        self.submitted = 0
+
+    def __getattr__(self, name: str):
+        return getattr(self._driver, name)
+
+    def submit(self, plan):
+        self.submitted += 1
+        return self._driver.submit(plan)
+
+    def collect(self, ticket):
+        raise DeviceError("the CUDA device failed: an illegal memory access was encountered")
+
+
+def test_a_device_error_is_final_at_once(harness, request_of, ends) -> None:
+    client, engine = ends
+    h = harness(rows=1)
+    lost = h.engine._driver = LostDriver(h.driver)
+    send(client, *(frames.pack_request(request_of(name)) for name in (1, 2, 3)))
+    assert _Loop(h.engine, _Peer(engine)).run() == 1
+    given = received(client, engine)
+    # Those that wait for a row too: nothing on this context works any more.
+    assert [(o.request_id, o.finish, o.error_code) for o in outputs_of(given)] == [
+        (name, "error", "engine_fault") for name in (1, 2, 3)
+    ]
+    assert lost.submitted == 1
+    assert isinstance(given[-1], frames.Failed)
+    assert "illegal memory access" in given[-1].message
 
 
 def test_a_client_that_is_gone_ends_the_loop(harness, request_of, ends) -> None:

@@ -18,12 +18,11 @@ from poot_executor.ops import (
     GatherRows,
     Into,
     KeepLast,
-    KvWrite,
     Linear,
     PagedAttention,
     Reshape,
     RmsNorm,
-    Rotary,
+    RotaryKvWrite,
     RotarySpec,
     RotaryTable,
     RowLayout,
@@ -109,10 +108,9 @@ class Decoder:
         normed = builder.apply(RmsNorm(1e-5), x, self._weight(builder, f"{layer}.norm"))
         parts = self._products(builder, normed, f"{layer}.q", f"{layer}.k", f"{layer}.v")
         q, k, v = (builder.apply(Reshape(shape), part) for shape, part in zip(heads, parts, strict=True))
-        q, k = builder.apply(Rotary("half"), q, angles), builder.apply(Rotary("half"), k, angles)
         shape = (self.rows * self.blocks * self.block, self.kv_heads, self.head)
         pools = [builder.state(f"kv.{layer}.{part}", shape, DType.ACT) for part in "kv"]
-        pools = list(builder.apply_many(KvWrite(), k, v, slots, *pools))
+        q, *pools = builder.apply_many(RotaryKvWrite("half"), q, k, v, angles, slots, *pools)
         attention = PagedAttention(self.head**-0.5, self.block, self.window)
         found = builder.apply(attention, q, *pools, plan, blocks)
         found = builder.apply(Reshape((self.heads * self.head,)), found)

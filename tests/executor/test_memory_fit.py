@@ -73,6 +73,18 @@ def test_a_length_below_the_least_is_not_raised() -> None:
         fit(2, 40, 100, demand())
 
 
+def test_weights_that_are_too_large_ask_for_the_least_workload_at_once() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def of(rows: int, max_seq: int) -> Demand:
+        asked.append((rows, max_seq))
+        return demand()(rows, max_seq)
+
+    with pytest.raises(CapacityError, match="one row of 128 positions takes 1165") as found:
+        fit(64, 4096, 1019, of)
+    assert (asked, found.value.shortfall) == ([(64, 4096), (1, 128)], 1165 - 1019)
+
+
 def test_a_workload_without_pools() -> None:
     found = fit(2, 64, 200, lambda rows, max_seq: Demand(100, 0, 0, 0, 0, ()))
     assert (found.blocks, found.kv_bytes) == ((), 0)
@@ -113,6 +125,6 @@ def test_account() -> None:
     account.add("kv", 7)
     account.remove("kv", 50)
     assert (account.of("kv"), account.total, account.peak) == (7, 107, 157)
-    assert account.snapshot() == {"weights": 100, "kv": 7, "rows": 0, "arena": 0, "staging": 0}
+    assert account.snapshot() == {"weights": 100, "kv": 7, "rows": 0, "arena": 0, "staging": 0, "recordings": 0}
     with pytest.raises(ValueError, match="8 bytes of kv were never added"):
         account.remove("kv", 8)

@@ -12,9 +12,10 @@ import torch
 from poot_executor.devices import Live
 from poot_executor.encodings import Dense
 from poot_executor.ir import DType, Graph, GraphBuilder, verify
-from poot_executor.ops import Add, AddRmsNorm, Linear, RmsNorm, Scale, Split
+from poot_executor.ops import Add, AddRmsNorm, GatedActivation, GatedLinear, Linear, RmsNorm, Scale, Split
 from poot_executor.ops.base import dense_weight
-from poot_executor.passes import PASSES, fuse_add_norm, fuse_linears
+from poot_executor.ops.pointwise import Activation
+from poot_executor.passes import PASSES, fuse_add_norm, fuse_gated, fuse_linears
 from poot_executor.testing import interpret
 
 F32 = Dense("F32")
@@ -94,6 +95,59 @@ def test_products_of_other_kinds_are_not_mixed() -> None:
     assert fuse_linears(graph) == graph
 
 
+def gated(
+    widths: tuple[int, ...] = (6, 6),
+    activation: Activation = "silu",
+    *,
+    bias: bool = False,
+    kept: bool = False,
+    again: bool = False,
+    between: bool = False,
+) -> Graph:
+    """A product and its gated activation. The product may be an output, be read again, or be followed by a node."""
+    builder = GraphBuilder("g")
+    x = builder.input("x", (3, 8), DType.ACT, "tokens")
+    weights = [builder.weight(f"w{i}", (width, 8), F32) for i, width in enumerate(widths)]
+    biases = [builder.weight(f"b{i}", (width,), F32) for i, width in enumerate(widths)] if bias else []
+    product = builder.apply(Linear(len(widths), bias), x, *weights, *biases)
+    if between:
+        builder.output("other", builder.apply(Scale(2.0), x))
+    builder.output("y", builder.apply(Scale(1.5), builder.apply(GatedActivation(activation), product)))
+    if again:
+        builder.output("again", builder.apply(Scale(2.0), product))
+    if kept:
+        builder.output("product", product)
+    graph = builder.finish()
+    verify(graph)
+    return graph
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_a_gated_product_and_its_activation_become_one(activation: Activation) -> None:
+    graph = gated(activation=activation)
+    fused = fuse_gated(graph)
+    assert [node.op for node in fused.nodes] == [GatedLinear(activation), Scale(1.5)]
+    assert [fused.values[i].name for i in fused.nodes[0].inputs] == ["x", "w0", "w1"]
+    same(graph, fused)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        gated(bias=True),
+        gated(kept=True),
+        gated(again=True),
+        gated(between=True),
+        gated((5, 7)),
+        gated((12,)),
+        gated((4, 4, 4)),
+    ],
+    ids=["bias", "an output", "read again", "not right after", "uneven", "one weight", "three"],
+)
+def test_other_gated_products_stay_alone(graph: Graph) -> None:
+    assert fuse_gated(graph) == graph
+
+
 def test_a_sum_and_its_norm_become_one() -> None:
     builder = GraphBuilder("g")
     x, y = builder.input("x", (3, 8), DType.ACT, "tokens"), builder.input("y", (3, 8), DType.ACT, "tokens")
@@ -119,16 +173,24 @@ def test_a_sum_that_is_an_output_stays_alone() -> None:
     assert fuse_add_norm(graph) == graph
 
 
+def test_what_is_fused_in_a_decoder(decoder: Any) -> None:
+    model = decoder()
+    graph, layers = model.step(8), model.layers
+    fused = fuse_add_norm(fuse_gated(fuse_linears(graph)))
+    assert ops(fused)["AddRmsNorm"] == 2 * layers - 1
+    assert (ops(fused)["GatedLinear"], ops(fused)["GatedActivation"]) == (layers, 0)
+    # Of queries, keys and values one is left; gate and up are no Linear any more.
+    assert ops(fused)["Linear"] == ops(graph)["Linear"] - 3 * layers
+
+
 @pytest.mark.parametrize("window", [None, 3])
 def test_a_decoder_is_the_same_after_all_passes(decoder: Any, window: int | None) -> None:
     model = decoder(window=window)
     graph = fused = model.step(8)
-    for run in PASSES:
-        fused = run(fused)
+    for step in PASSES:
+        fused = step.run(fused)
         verify(fused)
-    layers = model.layers
-    assert ops(fused)["AddRmsNorm"] == 2 * layers - 1
-    assert ops(fused)["Linear"] == ops(graph)["Linear"] - 2 * layers
+    assert fused.dispatches < graph.dispatches
     block, live = model.step_block(8, [(1, 0, [5, 6, 7, 8]), (0, 0, [9, 3])])
     states = {"rows.table.0": torch.arange(model.rows * model.blocks, dtype=torch.int32).view(model.rows, -1)}
     run_both = [

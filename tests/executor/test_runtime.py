@@ -15,9 +15,11 @@ from poot_executor.devices import Live, open_device
 from poot_executor.encodings import Dense, WeightSource
 from poot_executor.errors import CapacityError, GraphError, KernelUnavailableError
 from poot_executor.ir import DType, Graph, GraphBuilder
+from poot_executor.ir.graph import Op
 from poot_executor.kernels import KernelTable, WeightForm, select
-from poot_executor.ops import Into, Linear, RmsNorm, Scale
+from poot_executor.ops import GatedActivation, GatedLinear, Into, Linear, RmsNorm, Scale, all_ops
 from poot_executor.ops.base import dense_weight
+from poot_executor.passes import PASSES
 from poot_executor.programs import FULL, LOGPROBS, PENALTIES, open_graph, sample_graph
 from poot_executor.runtime import EntryKey, EntrySet, compile_graphs, prepare
 
@@ -199,6 +201,30 @@ def test_a_preferred_kernel_comes_first_and_a_choice_keeps_the_refusals() -> Non
     assert report == "g[4]: 1 dispatches, 0 bytes of temporaries\n  1 x Linear: two (never: not today)"
 
 
+def test_an_op_that_a_pass_makes_is_made_where_there_is_a_kernel_for_it(decoder: Any) -> None:
+    class Willing(Two):
+        def accepts(self, site: Any) -> str | None:
+            return None
+
+        def forms(self, site: Any) -> tuple[WeightForm, ...]:
+            return ()
+
+    def made(table: KernelTable) -> set[type[Op]]:
+        device = open_device("cpu")
+        device.kernels = table
+        compiled = compile_graphs(device, {KEY: decoder().step(4)})
+        return {type(node.op) for node in compiled.entries[KEY].graph.nodes}
+
+    table = KernelTable("third")
+    for op in set(all_ops()) - {op for step in PASSES for op in step.makes}:
+        table.register(op)(Willing)
+    assert made(table) >= {Linear, GatedActivation}
+    assert GatedLinear not in made(table)
+    table.register(GatedLinear)(Willing)
+    assert made(table) >= {Linear, GatedLinear}
+    assert GatedActivation not in made(table)
+
+
 def ladder(model: Any) -> dict[EntryKey, Graph]:
     graphs = {EntryKey("step", tokens): model.step(tokens) for tokens in (1, 2, 4, 8)}
     graphs |= {EntryKey("head", rows): model.head_graph(rows) for rows in (1, 2)}
@@ -253,3 +279,17 @@ def test_the_whole_norm_is_refused_by_offset() -> None:
     builder.apply(RmsNorm(1e-5, 0.5), x, builder.weight("w", (32,), Dense("F32")))
     with pytest.raises(KernelUnavailableError, match=r"the weight's offset is 0.5, not 0 or 1"):
         compile_graphs(open_device("cpu"), {KEY: builder.finish()})
+
+
+def test_states_of_another_size_are_refused_where_more_depends_on_it(decoder: type) -> None:
+    model, device = decoder(), open_device("null")
+    compiled = compile_graphs(device, {EntryKey("step", 4): model.step(4)})
+    assert compiled.with_states(compiled.states) is compiled
+    hidden = compiled.states["rows.hidden"]
+    with pytest.raises(GraphError, match="KeepLast"):
+        compiled.with_states({"rows.hidden": hidden.with_shape(*hidden.shape[:-1], hidden.shape[-1] + 1)})
+    pool = compiled.states["kv.0.k"]
+    larger = pool.with_shape(2 * pool.shape[0], *pool.shape[1:])
+    grown = compiled.with_states({"kv.0.k": larger, "kv.0.v": larger})
+    assert grown.state_bytes("kv") == compiled.state_bytes("kv") + 2 * pool.elements * 4
+    assert compiled.states["kv.0.k"] == pool

@@ -31,3 +31,8 @@ def test_interpreted_kernels_agree_with_the_references() -> None:
 def test_interpreted_sampling_on_rows_of_several_chunks() -> None:
     lines = interpreted("triton_sampling.py")
     assert lines and [line for line in lines if not line.startswith("PASS")] == []
+
+
+def test_interpreted_steps_of_a_decoder() -> None:
+    lines = interpreted("triton_decoder.py")
+    assert lines and [line for line in lines if not line.startswith("PASS")] == []

@@ -19,7 +19,7 @@ from poot_executor.backends.triton.memory import TorchAllocation
 from poot_executor.ir.graph import Op
 from poot_executor.ir.types import DType, Role, TensorType
 from poot_executor.memory.account import MemoryClass
-from poot_executor.ops import AdjustLogits, Draw, Example, Greedy, RowLayout, TopLogProbs
+from poot_executor.ops import AdjustLogits, CommitTokens, Draw, Example, Greedy, RowLayout, TopLogProbs
 from poot_executor.ops.sampling import uniform
 from poot_executor.testing import Case, run_case
 
@@ -165,6 +165,16 @@ def adjusted(size: int, biases: int, positions: int, ends: tuple[int, ...]) -> s
     return check(AdjustLogits(ends), logits, order, ints, reals, ids, values, history, live=8)
 
 
+def committed(rows: int) -> str:
+    """More rows than one program appends to; the last one is not live."""
+    generator = torch.Generator().manual_seed(rows)
+    ints = torch.randint(0, 8, (rows, RowLayout.INTS), generator=generator).int()
+    tokens, history = (torch.randint(0, 999, shape, generator=generator).int() for shape in ((rows,), (rows, 8)))
+    return check(
+        CommitTokens(), tokens, torch.randperm(rows, generator=generator).int(), ints, history, live=rows - 1
+    )  # fmt: skip
+
+
 CHECKS: dict[str, Callable[[], str]] = {
     "random numbers": random_numbers,
     **{f"greedy of {size}": lambda size=size: greedy(size) for size in (3, 4096, 4097, 9000)},
@@ -180,6 +190,7 @@ CHECKS: dict[str, Callable[[], str]] = {
         f"{k} of {size}": lambda size=size, k=k: log_probs(size, k)
         for size, k in ((20, 20), (300, 1), (9001, 1), (9001, 2), (9001, 20), (300, 128))
     },
+    "committed tokens of 150 rows": lambda: committed(150),
     **{
         f"adjusted {shape}": lambda shape=shape: adjusted(*shape)
         for shape in ((5, 1, 2, ()), (300, 4, 12, (0, 299)), (9001, 130, 2500, (1, 8999, 4096)))

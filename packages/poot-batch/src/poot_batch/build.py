@@ -50,10 +50,15 @@ def build_engine(
     from poot_batch.driver import ModelDriver, prepare_model
 
     ends = text.tokenizer.eog_ids
+
+    def passed_on(phase: str, done: int, total: int) -> None:
+        times.until(phase, "fit")
+        progress(phase, done, total)
+
     prepared = prepare_model(
-        model, device, rows=config.rows, max_seq=config.max_seq, ends=tuple(sorted(ends)), progress=progress
+        model, device, rows=config.rows, max_seq=config.max_seq, ends=tuple(sorted(ends)), progress=passed_on
     )
-    times.mark("prepare")
+    times.end()
     shape = prepared.shape
     engine = Engine(
         ModelDriver(prepared),
@@ -76,16 +81,44 @@ def _check(config: EngineConfig) -> None:
 
 
 class _Times:
-    """Seconds between marks."""
+    """Seconds between marks, and of phases that others name."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._last = time.perf_counter()
+        self._phase: str | None = None
+
+    def until(self, phase: str, before: str) -> None:
+        """`phase` is under way: where it has just begun, the one before it, or else `before`, has ended."""
+        if phase != self._phase:
+            self.mark(self._phase or before)
+            self._phase = phase
+
+    def end(self) -> None:
+        """The phase under way has ended."""
+        self.mark(self._phase or "prepare")
 
     def mark(self, phase: str) -> None:
         now = time.perf_counter()
         self.seconds[phase] = now - self._last
         self._last = now
+
+
+def _memory(prepared: Prepared) -> str:
+    """What the device holds by class, and where its driver says so, what that does not account for."""
+    from poot_executor.devices import Metered
+
+    device, account = prepared.device, prepared.device.account
+    held = ", ".join(f"{kind} {_gib(nbytes)}" for kind, nbytes in account.snapshot().items() if nbytes)
+    said = f"{len(prepared.entries.keys())} entries; {held}; account {_gib(account.total)}"
+    if isinstance(device, Metered):
+        driver = device.driver_bytes()
+        said += f", driver {_gib(driver)} (context, libraries, rounding {_gib(driver - account.total)})"
+    return f"{said} of {_gib(prepared.fit.capacity)} found free"
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.2f} GiB"
 
 
 def _info(config: EngineConfig, prepared: Prepared, ends: Iterable[int], seconds: dict[str, float]) -> EngineInfo:
@@ -100,6 +133,7 @@ def _info(config: EngineConfig, prepared: Prepared, ends: Iterable[int], seconds
     notes = list(found.reasons)
     if config.max_seq > model.max_positions:
         notes.append(f"max_seq {config.max_seq} is cut to the model's own limit of {model.max_positions} positions")
+    notes += [_memory(prepared), "start: " + ", ".join(f"{phase} {took:.1f} s" for phase, took in seconds.items())]
     report = [*(f"unused tensor {name}" for name in model.ignored)]
     report += [entry.report() for entry in entries.values()]
     return EngineInfo(

@@ -14,6 +14,7 @@ from poot_batch.errors import EngineError, EngineFaultError, RequestError
 from poot_batch.kv import KvSpace
 from poot_batch.request import EngineInfo, EngineStats, GenerateRequest, Output, validate
 from poot_batch.schedule import PromptBudget, Scheduler, Sequence
+from poot_executor.errors import DeviceError
 from poot_models.text import Tokenizer
 
 # What a prompt may add to the gap between two tokens of a running row.
@@ -88,7 +89,7 @@ class Engine:
     def step(self) -> list[Output]:
         """One turn of the loop. A failing step ends the requests that hold a row; a second one in a row is raised.
 
-        Raises EngineFaultError when the device seems lost; `abandon` then ends what is still open.
+        Raises EngineFaultError when the device is or seems lost; `abandon` then ends what is still open.
         """
         began = self._clock()
         outputs: list[Output] = []
@@ -151,11 +152,14 @@ class Engine:
         return outputs
 
     def _fault(self, error: Exception) -> list[Output]:
-        """End what the failed step may have spoilt: everything that holds a row, or held one when it failed."""
+        """End what the failed step may have spoilt: everything that holds a row, or held one when it failed.
+
+        After an error of the device itself nothing that this process does on it can be trusted: that one is final.
+        """
         self._faults += 1
         self._inflight.clear()
         fault = EngineFaultError(f"the engine failed on a step: {error}")
-        if self._faults > 1:
+        if self._faults > 1 or isinstance(error, DeviceError):
             raise fault from error
         spoilt = [sequence for sequence in self._sequences.values() if sequence.reservation is not None]
         return [self._failed(sequence, fault) for sequence in spoilt]

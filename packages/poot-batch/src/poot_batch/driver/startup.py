@@ -11,7 +11,7 @@ from poot_executor.devices import Device
 from poot_executor.ir import Graph
 from poot_executor.memory import Demand, Fit, Pool, fit
 from poot_executor.programs import FULL, LOGPROBS, PENALTIES, open_graph, sample_graph
-from poot_executor.runtime import EntryKey, EntrySet, compile_graphs, prepare
+from poot_executor.runtime import Compiled, EntryKey, EntrySet, compile_graphs, prepare, state_types
 from poot_executor.runtime.prepare import Progress
 from poot_models import ModelHandle
 from poot_models.blocks import StepShape
@@ -19,6 +19,10 @@ from poot_models.blocks import StepShape
 BLOCK = 16
 # Tokens that one step runs at most.
 STEP_TOKENS = 512
+# What a sample entry may be asked for: every set has its entries.
+_FEATURES = tuple(
+    frozenset(chosen) for count in range(4) for chosen in combinations((FULL, PENALTIES, LOGPROBS), count)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +54,13 @@ def prepare_model(
     """
     capacity = device.capacity()
     limit = min(max_seq, model.max_positions)
+    # The workload that the fit asked for last, which is the one that it settles on.
+    asked: list[Compiled] = []
 
     def demand(rows: int, max_seq: int) -> Demand:
         shape = _shape(model, device, rows, max_seq, step_tokens)
         compiled = compile_graphs(device, _graphs(model, device, shape, ends))
+        asked[:] = [compiled]
         pools = tuple(
             Pool(group.name, group.block_elements(BLOCK) * device.activation.size, table)
             for group, table in zip(model.groups, shape.tables, strict=True)
@@ -62,7 +69,8 @@ def prepare_model(
 
     found = fit(rows, limit, capacity, demand, f"{device.backend} ({device.name})")
     shape = replace(_shape(model, device, found.rows, found.max_seq, step_tokens), pool_blocks=found.blocks)
-    compiled = compile_graphs(device, _graphs(model, device, shape, ends))
+    # Only the pools have another size than they were compiled with; any step names them all.
+    compiled = asked[0].with_states(state_types(model.step(replace(shape, tokens=1)), device.activation))
     return Prepared(device, model, prepare(device, compiled, model.weights, progress), shape, found)
 
 
@@ -86,7 +94,7 @@ def ladder(device: Device, shape: StepShape) -> tuple[int, ...]:
 
 
 def head_ladder(device: Device, rows: int) -> tuple[int, ...]:
-    """Capacities of the head entries: powers of two where a recording runs its whole capacity."""
+    """Capacities of the head and sample entries: powers of two where a recording runs its whole capacity."""
     steps = [2**i for i in range(rows.bit_length())] if device.records else []
     return (*(step for step in steps if step < rows), rows)
 
@@ -95,14 +103,13 @@ def _graphs(model: ModelHandle, device: Device, shape: StepShape, ends: tuple[in
     """Every entry of a generative model."""
     graphs: dict[EntryKey, Graph] = {EntryKey("open", 1): open_graph(shape.row_table)}
     for tokens in ladder(device, shape):
-        graphs[EntryKey("step", tokens)] = model.step(replace(shape, tokens=tokens))
+        of_step = replace(shape, tokens=tokens, splits=device.splits(tokens))
+        graphs[EntryKey("step", tokens)] = model.step(of_step)
+    top = min(MAX_LOGPROBS, model.vocab_size)
     for rows in head_ladder(device, shape.rows):
         graphs[EntryKey("head", rows)] = model.head(rows, shape)
-    top = min(MAX_LOGPROBS, model.vocab_size)
-    for count in range(4):
-        for chosen in combinations((FULL, PENALTIES, LOGPROBS), count):
-            features = frozenset(chosen)
-            graphs[EntryKey("sample", shape.rows, features)] = sample_graph(
-                shape.row_table, shape.rows, model.vocab_size, features, ends=ends, top=top
+        for features in _FEATURES:
+            graphs[EntryKey("sample", rows, features)] = sample_graph(
+                shape.row_table, rows, model.vocab_size, features, ends=ends, top=top
             )
     return graphs

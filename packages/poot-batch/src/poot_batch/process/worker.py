@@ -34,12 +34,17 @@ def main(arguments: list[str]) -> int:
     # A terminal's Ctrl-C goes to the server, which drains this process in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     peer = _Peer(channel)
+    # Start-up makes millions of objects, most of which stay: looking through them for garbage, again and again, would
+    # take a third of its time, and later every full collection would pause the loop. So they are looked through once
+    # and then left alone. Only here, where the process is the engine's: in a program that uses LLM, what is frozen
+    # could never be given back.
+    gc.disable()
     engine = _start(peer)
     if engine is None:
         return 1
-    # What start-up made stays; collecting it again and again would only pause the loop.
     gc.collect()
     gc.freeze()
+    gc.enable()
     try:
         return _Loop(engine, peer).run()
     finally:
@@ -193,4 +198,7 @@ class _Loop:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    # Taking apart what stands on a device that failed can hang or abort, and on one that did not takes seconds.
+    os._exit(code)

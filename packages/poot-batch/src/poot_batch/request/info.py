@@ -17,7 +17,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine settled on once the model was prepared. Bytes are bytes; `notes` say what differs from the
-    wishes, and `report` the kernels chosen; both are for people."""
+    wishes, what the device holds and how long the start took, and `report` the kernels chosen; both are for people."""
 
     model: str
     architecture: str

@@ -24,7 +24,9 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `text` is None unless the request has stop strings; then it is the text that became final with these tokens, and
     the concatenation over all outputs is the whole text. `finish` is set on the last output, exactly once. With
     finish "error", `error_code` and `error_message` say why (`error_code` is that of an EngineError class).
-    `prompt_tokens` and `cached_tokens` are set on the first output and on the last one.
+    `prompt_tokens` and `cached_tokens` are set on the first output and on the last one, and so is `cache_miss`: why
+    less of the prompt than its full blocks came from the prefix cache, for people. `prompt_logprobs` are those of the
+    prompt's next tokens, in order: over all outputs one for every prompt token but the first.
     """
 
     request_id: int
@@ -34,5 +36,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     finish: FinishReason | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    cache_miss: str | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     error_code: str | None = None
     error_message: str | None = None

@@ -52,10 +52,14 @@ class SpeculationParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
     """One sequence to continue. `id` is unique among the client's open requests; `prompt` holds token ids.
 
-    max_tokens None means the rest of the row's positions. `stop` strings end the text before them (after them with
-    `include_stop`); with any of them the engine delivers text, else tokens alone, and `continues` says that this text
-    goes on from the prompt's (a completion), so that its first space stays. `credit` is how many tokens the client is
-    ready to take before it grants more; None leaves the row unbounded.
+    max_tokens None means the rest of the row's positions; 0, only with `prompt_logprobs`, means no token at all. `stop`
+    strings end the text before them (after them with `include_stop`); with any of them the engine delivers text, else
+    tokens alone, and `continues` says that this text goes on from the prompt's (a completion), so that its first space
+    stays. `credit` is how many tokens the client is ready to take before it grants more; None leaves the row unbounded.
+
+    `prompt_logprobs` k asks for the log-probability of every prompt token but the first, given those before it, with
+    the k most likely alternatives. `fork_of` is the id of an open request with the same prompt: this one waits until
+    that one's prompt has been read or it has ended, since most of what it needs is shared from then on.
     """
 
     id: int
@@ -69,6 +73,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     continues: bool = False
     ignore_eos: bool = False
     credit: int | None = None
+    prompt_logprobs: int | None = None
+    fork_of: int | None = None
     adapter: str | None = None
     cache_salt: str | None = None
     speculation: SpeculationParams | None = None
@@ -83,6 +89,8 @@ def validate(request: GenerateRequest, info: EngineInfo) -> None:
     _check_lengths(request, info)
     _check_sampling(request.sampling, info)
     _check_stops(request, info)
+    if request.prompt_logprobs is not None:
+        _in_range("prompt_logprobs", request.prompt_logprobs, 0, min(MAX_LOGPROBS, info.vocab_size))
     if request.adapter is not None:
         raise RequestError("this engine serves no adapters", param="model")
 
@@ -101,14 +109,15 @@ def _check_lengths(request: GenerateRequest, info: EngineInfo) -> None:
     _in_vocabulary(min(request.prompt), "prompt", info)
     _in_vocabulary(max(request.prompt), "prompt", info)
     if request.max_tokens is not None:
-        _in_range("max_tokens", request.max_tokens, 1, 2**31 - 1)
+        _in_range("max_tokens", request.max_tokens, 1 if request.prompt_logprobs is None else 0, 2**31 - 1)
         if count + request.max_tokens > info.max_seq:
             raise ContextLengthError(
                 f"{count} prompt tokens and max_tokens {request.max_tokens} exceed the {info.max_seq} positions of a "
                 "sequence; shorten the prompt or lower max_tokens",
                 param="max_tokens",
             )
-    _in_range("min_tokens", request.min_tokens, 0, request.max_tokens or info.max_seq - count)
+    most = info.max_seq - count if request.max_tokens is None else request.max_tokens
+    _in_range("min_tokens", request.min_tokens, 0, most)
     if request.credit is not None:
         _in_range("credit", request.credit, 1, 2**31 - 1)
 

@@ -25,16 +25,20 @@ class PromptRun:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The runs of a step: rows that go one token on from their history, then chunks of prompts."""
+    """The runs of a step: rows that go one token on from their history, then chunks of prompts.
+
+    A step with `score` has no other runs: that chunk of a prompt runs alone, for the log-probabilities of its tokens.
+    """
 
     decode: tuple[Sequence, ...]
     prompts: tuple[PromptRun, ...]
     sampling: tuple[Sequence, ...]
     """The sequences that sample, in the order of the runs and of the result."""
+    score: PromptRun | None = None
 
     @property
     def prompt_tokens(self) -> int:
-        return sum(run.count for run in self.prompts)
+        return sum(run.count for run in self.prompts) + (self.score.count if self.score else 0)
 
     @property
     def tokens(self) -> int:
@@ -42,15 +46,28 @@ class StepPlan:
 
     @property
     def runs(self) -> int:
-        return len(self.decode) + len(self.prompts)
+        return len(self.decode) + len(self.prompts) + (self.score is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreResult:
+    """Host arrays over a scored chunk's positions: of the token that follows each, and of the most likely ones."""
+
+    chosen: npt.NDArray[np.float32]
+    top_ids: npt.NDArray[np.int32]
+    top_values: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Host arrays over the rows that sampled: tokens and flags (N,); log-probabilities if any row asked."""
+    """Host arrays over the rows that sampled: tokens and flags (N,); log-probabilities if any row asked.
+
+    `score` is there if the plan has one, over its positions; of the prompt's last position it says nothing of use.
+    """
 
     tokens: npt.NDArray[np.int32]
     flags: npt.NDArray[np.int32]
     chosen: npt.NDArray[np.float32] | None = None
     top_ids: npt.NDArray[np.int32] | None = None
     top_values: npt.NDArray[np.float32] | None = None
+    score: ScoreResult | None = None

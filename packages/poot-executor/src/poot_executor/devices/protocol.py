@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from poot_executor.ir.types import DType
 from poot_executor.memory.account import Account, MemoryClass
@@ -66,6 +66,9 @@ class Device(Protocol):
     account: Account
     kernels: KernelTable
 
+    def splits(self, tokens: int) -> int:
+        """Into how many items an attention plan may cut a row's keys, in a step of this capacity."""
+
     def capacity(self) -> int:
         """Bytes free for a plan now, the device's own reserve already taken off."""
 
@@ -73,7 +76,10 @@ class Device(Protocol):
         """Memory that lives until `close`. Raises CapacityError."""
 
     def hold(self, form: WeightForm, sources: Sequence[WeightSource]) -> Any:
-        """Put weights on the device in a kernel's form; the device's own handle. Called once for each form."""
+        """Put weights on the device in a kernel's form; the device's own handle. Called once for each form.
+
+        The copy may still be under way at return: the handle is there, its contents only after `synchronize`.
+        """
 
     def write(self, allocation: Allocation, offset: int, data: np.ndarray[Any, Any]) -> None:
         """Copy host bytes to the device, ordered on the compute stream. The host array may be reused at return."""
@@ -88,6 +94,17 @@ class Device(Protocol):
         """Wait until all enqueued work is done. Raises DeviceError if any of it failed."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Metered(Protocol):
+    """A device whose driver keeps a figure of its own, beside the account of what the executor allocated."""
+
+    def driver_bytes(self) -> int:
+        """Bytes that the device's memory has less than when it was opened: context and libraries are among them.
+
+        What other programs have taken or given back since then is too.
+        """
 
 
 class Backend(Protocol):

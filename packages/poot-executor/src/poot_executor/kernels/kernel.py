@@ -105,6 +105,13 @@ class KernelTable:
 
         return add
 
+    def preferring(self, other: KernelTable) -> KernelTable:
+        """This table with the other's kernels before its own."""
+        both = KernelTable(self.backend)
+        for op in {**other._kernels, **self._kernels}:
+            both._kernels[op] = [*other.of(op), *self.of(op)]
+        return both
+
     def of(self, op: type[Op]) -> tuple[Kernel, ...]:
         return tuple(self._kernels.get(op, ()))
 

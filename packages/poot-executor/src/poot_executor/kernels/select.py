@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from poot_executor.errors import KernelUnavailableError
-from poot_executor.ir.graph import Graph, Node
+from poot_executor.ir.graph import Graph, Node, Op
 from poot_executor.ir.types import DType
 from poot_executor.kernels.kernel import Kernel, KernelTable, Site
 
@@ -28,6 +28,15 @@ def site_of(graph: Graph, node: Node, activation: DType) -> Site:
         tuple(value.name if value.encoding is not None else None for value in values),
         tuple(value.encoding for value in values),
         activation,
+    )
+
+
+def runs_all(graph: Graph, ops: tuple[type[Op], ...], table: KernelTable, activation: DType) -> bool:
+    """Whether every node of these ops has a kernel that accepts it."""
+    return all(
+        any(kernel.accepts(site_of(graph, node, activation)) is None for kernel in table.of(type(node.op)))
+        for node in graph.nodes
+        if isinstance(node.op, ops)
     )
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-MemoryClass = Literal["weights", "kv", "rows", "arena", "staging"]
+# "recordings" is what the device's free memory fell by while entries were recorded: nobody allocates it by size.
+MemoryClass = Literal["weights", "kv", "rows", "arena", "staging", "recordings"]
 
 
 class Account:
     """Adds up what a device holds. `peak` is the highest total ever seen."""
 
     def __init__(self) -> None:
-        self._bytes: dict[MemoryClass, int] = {"weights": 0, "kv": 0, "rows": 0, "arena": 0, "staging": 0}
+        self._bytes: dict[MemoryClass, int] = dict.fromkeys(
+            ("weights", "kv", "rows", "arena", "staging", "recordings"), 0
+        )
         self.peak = 0
 
     def add(self, kind: MemoryClass, nbytes: int) -> None:

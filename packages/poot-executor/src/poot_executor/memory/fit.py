@@ -63,6 +63,7 @@ def fit(
 
     All fixed needs and one sequence of full length must fit. Only if they do not are rows halved, then the length
     (down to 128). Pools get room for `rows` full sequences if there is room, else an even share of what is left.
+    Weights and reserve are taken to depend on neither: where they alone are too large, the least workload is refused.
 
     Raises CapacityError naming the device and the shortfall.
     """
@@ -73,7 +74,11 @@ def fit(
         if spare >= need.sequence:
             break
         short = need.sequence - spare
-        if rows > 1:
+        hopeless = need.weights + need.reserve > capacity
+        if hopeless and (rows > 1 or max_seq > MIN_LENGTH):
+            # Nothing between changes that: the least workload says by how much it fails.
+            rows, max_seq = 1, min(max_seq, MIN_LENGTH)
+        elif rows > 1:
             reasons.append(f"rows halved from {rows}: {short} bytes short")
             rows //= 2
         elif max_seq > MIN_LENGTH:

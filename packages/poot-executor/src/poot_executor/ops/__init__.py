@@ -1,13 +1,14 @@
 """The ops: each a frozen dataclass with its shape rule, its definition in plain torch, examples and tolerance."""
 
-from poot_executor.ops.attention import AttentionPlan, KvWrite, PagedAttention
+from poot_executor.ops.attention import AttentionPlan, PagedAttention
 from poot_executor.ops.base import Example, Tolerance
 from poot_executor.ops.catalogue import all_ops
+from poot_executor.ops.deferred import NormedGatedLinear, NormedLinear, ResidualLinear
 from poot_executor.ops.gather import GatherRows, KeepLast, SlotMap
-from poot_executor.ops.linear import Embed, Linear
+from poot_executor.ops.linear import Embed, GatedLinear, Linear
 from poot_executor.ops.norm import AddRmsNorm, RmsNorm
 from poot_executor.ops.pointwise import Add, GatedActivation, Mul, Scale, SoftCap
-from poot_executor.ops.rotary import Rotary, RotarySpec, RotaryTable
+from poot_executor.ops.rotary import RotaryKvWrite, RotarySpec, RotaryTable
 from poot_executor.ops.rows import CommitTokens, OpenRow, RowLayout, UnpackStep
 from poot_executor.ops.sampling import AdjustLogits, Draw, Greedy, TopLogProbs
 from poot_executor.ops.views import Into, Reshape, Split
@@ -22,18 +23,21 @@ __all__ = [
     "Embed",
     "Example",
     "GatedActivation",
+    "GatedLinear",
     "GatherRows",
     "Greedy",
     "Into",
     "KeepLast",
-    "KvWrite",
     "Linear",
     "Mul",
+    "NormedGatedLinear",
+    "NormedLinear",
     "OpenRow",
     "PagedAttention",
     "Reshape",
+    "ResidualLinear",
     "RmsNorm",
-    "Rotary",
+    "RotaryKvWrite",
     "RotarySpec",
     "RotaryTable",
     "RowLayout",

@@ -22,70 +22,23 @@ class PlanLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class KvWrite(Op):
-    """Store keys and values: (k, v (T, H, D), slots (T,), k_pool, v_pool (S, H, D)) to the pools' next versions."""
-
-    writes: ClassVar = {0: 3, 1: 4}
-    tolerance: ClassVar = EXACT
-
-    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        k, v, slots, k_pool, v_pool = inputs
-        require(k.shape[1:] == k_pool.shape[1:] and v.shape[1:] == v_pool.shape[1:], self, f"{k} does not fit {k_pool}")
-        require(slots.shape[0] == k.shape[0] == v.shape[0], self, f"{slots} does not fit {k}")
-        return (k_pool, v_pool)
-
-    def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        k, v, slots, k_pool, v_pool = inputs
-        k_pool, v_pool = k_pool.clone(), v_pool.clone()
-        k_pool[slots.long()] = k.to(k_pool.dtype)
-        v_pool[slots.long()] = v.to(v_pool.dtype)
-        return k_pool, v_pool
-
-    @classmethod
-    def examples(cls) -> tuple[Example, ...]:
-        import torch
-
-        new = TensorType((4, 2, 8), DType.ACT, "tokens")
-        pool = TensorType((12, 2, 8), DType.ACT)
-
-        def make(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-            k, v = floats(generator, 4, 2, 8), floats(generator, 4, 2, 8)
-            return k, v, torch.tensor([11, 3, 4, 0], dtype=torch.int32), torch.zeros(12, 2, 8), torch.zeros(12, 2, 8)
-
-        roles = (Role.INPUT, Role.INPUT, Role.INPUT, Role.STATE, Role.STATE)
-        types = (new, new, TensorType((4,), DType.I32, "tokens"), pool, pool)
-
-        def one(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-            k, v, slots, k_pool, v_pool = make(generator)
-            return k[:1], v[:1], slots[:1], k_pool, v_pool
-
-        new = TensorType((1, 2, 8), DType.ACT, "tokens")
-        return (
-            Example("three of four", cls(), types, roles, make, {"tokens": 3}),
-            Example(
-                "one", cls(), (new, new, TensorType((1,), DType.I32, "tokens"), pool, pool), roles, one, {"tokens": 1}
-            ),
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class AttentionPlan(Op):
     """The step's work list: runs (R, 4) to items (1 + W, 8) of PlanLayout, at most `tile` queries an item.
 
     One plan serves every layer of a KV group. `window` w lets a query at p see keys p - w + 1 to p; None sees all.
-    Each item is worked on once for each of `kv_heads`. Backends may cut items further (splits); only their own
-    attention kernels read the plan.
+    Backends may cut an item's keys, into at most `splits` items; only their own attention kernels read the plan. Where
+    an item is cut depends on it alone, so that a row's result does not depend on its neighbours.
     """
 
     tokens: int
     tile: int = 64
     window: int | None = None
-    kv_heads: int = 1
+    splits: int = 1
 
     tolerance: ClassVar = EXACT
 
     def items(self, rows: int) -> int:
-        return min(self.tokens, rows + self.tokens // self.tile)
+        return min(self.tokens, rows + self.tokens // self.tile) * self.splits
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         (runs,) = inputs
@@ -115,8 +68,8 @@ class PagedAttention(Op):
     """Causal attention of a step's queries over their rows' paged keys and values.
 
     (q (T, H, D), k_pool, v_pool (S, G, D), plan, table (R, blocks)) to (T, H, D). H is a multiple of G. Scores are
-    `scale` q.k, soft-capped if `softcap`, masked to the past (and to `window`), then softmax in float32. `tile` is the
-    plan's.
+    `scale` q.k, soft-capped if `softcap`, masked to the past (and to `window`), then softmax in float32. `tile` and
+    `splits` are the plan's.
     """
 
     scale: float
@@ -124,6 +77,7 @@ class PagedAttention(Op):
     window: int | None = None
     softcap: float | None = None
     tile: int = 64
+    splits: int = 1
 
     tolerance: ClassVar = Tolerance(2e-5, 2e-5)
 
@@ -165,6 +119,9 @@ class PagedAttention(Op):
             _attention_case("window ring", cls(0.25, 4, window=6), ((1, 30, 1), (2, 40, 3)), heads=(4, 2, 8), ring=5),
             _attention_case("wide heads", cls(0.0625, 4), mixed, heads=(2, 1, 256)),
             _attention_case("soft-cap", cls(2.0, 4, softcap=5.0), mixed, heads=(6, 2, 16)),
+            _attention_case(
+                "split keys", cls(0.25, 128, splits=3), ((1, 1300, 1), (0, 700, 2), (2, 9, 3)), heads=(4, 2, 16)
+            ),
         )
 
 
@@ -182,7 +139,7 @@ def _attention_case(
     query_heads, kv_heads, width = heads
     total = sum(length for _, _, length in runs)
     op = replace(op, tile=8)
-    plan = AttentionPlan(capacity, op.tile, op.window, kv_heads)
+    plan = AttentionPlan(capacity, op.tile, op.window, op.splits)
 
     def make(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
         resolved = torch.zeros(rows, RowLayout.RUN, dtype=torch.int32)

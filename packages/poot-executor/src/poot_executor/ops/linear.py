@@ -9,6 +9,7 @@ from poot_executor.encodings.types import Encoding, Ggml, WeightSource, block_si
 from poot_executor.ir.graph import Op
 from poot_executor.ir.types import DType, Role, TensorType
 from poot_executor.ops.base import Example, Tolerance, dense_weight, floats, require
+from poot_executor.ops.pointwise import Activation, GatedActivation
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +71,39 @@ class Linear(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class GatedLinear(Op):
+    """activation(x gate^T) * (x up^T) (GLU variants, arXiv 2002.05202): x (T, K), gate and up (F, K), result (T, F).
+
+    The pass `fuse_gated` makes it, for backends that have a kernel for it.
+    """
+
+    activation: Activation
+
+    tolerance: ClassVar = Tolerance(2e-4, 2e-4, 100.0)
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        x, gate, up = inputs
+        require(gate.shape == up.shape, self, f"gate {gate} and up {up} differ")
+        require(len(gate.shape) == 2 and gate.shape[1] == x.shape[-1], self, f"weight {gate} does not fit {x}")
+        return (TensorType((*x.shape[:-1], gate.shape[0]), DType.ACT, x.live),)
+
+    def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return GatedActivation(self.activation).reference(*Linear(2).reference(*inputs))
+
+    @classmethod
+    def examples(cls) -> tuple[Example, ...]:
+        return (
+            _linear_case(cls("silu"), 1, 48, (24, 24)),
+            _linear_case(cls("silu"), 5, 40, (17, 17)),
+            _linear_case(cls("gelu_tanh"), 9, 64, (33, 33)),
+            _linear_case(cls("silu"), 1, 256, (48, 48), Ggml("Q4_K")),
+            _linear_case(cls("silu"), 3, 512, (40, 40), Ggml("Q4_K"), Ggml("Q6_K")),
+            _linear_case(cls("gelu_tanh"), 2, 256, (16, 16), Ggml("Q8_0")),
+            _linear_case(cls("silu"), 70, 256, (32, 32), Ggml("Q5_K")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Embed(Op):
     """Rows of a table (V, D), in any encoding, times `scale`: ids (T,) to (T, D)."""
 
@@ -106,18 +140,21 @@ class Embed(Op):
         return (case(cls(), None, 20), case(cls(4.0), None, 20), *(case(cls(), Ggml(name), 256) for name in _GGML))
 
 
-def _linear_case(op: Linear, rows: int, width: int, outs: tuple[int, ...], *encodings: Encoding) -> Example:
+def _linear_case(
+    op: Linear | GatedLinear, rows: int, width: int, outs: tuple[int, ...], *encodings: Encoding
+) -> Example:
     """Weights in these encodings: none is float32, one is that of all."""
+    bias = isinstance(op, Linear) and op.bias
 
     def make(generator: torch.Generator) -> tuple[torch.Tensor | WeightSource, ...]:
         of = encodings if len(encodings) == len(outs) else (encodings or (None,)) * len(outs)
         made = zip(outs, of, strict=True)
         weights = [_weight(generator, f"w{i}", out, width, encoding) for i, (out, encoding) in enumerate(made)]
-        biases = [dense_weight(f"b{i}", floats(generator, out)) for i, out in enumerate(outs)] if op.bias else []
+        biases = [dense_weight(f"b{i}", floats(generator, out)) for i, out in enumerate(outs)] if bias else []
         return (floats(generator, rows, width), *weights, *biases)
 
     types = [TensorType((rows, width), DType.ACT, "tokens"), *(TensorType((out, width), DType.F32) for out in outs)]
-    if op.bias:
+    if bias:
         types += [TensorType((out,), DType.F32) for out in outs]
     roles = (Role.INPUT, *(Role.WEIGHT for _ in types[1:]))
     name = f"{op} {rows}x{width} {', '.join(map(str, encodings)) or 'float32'}"

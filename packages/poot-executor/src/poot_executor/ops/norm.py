@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     import torch
 
 
-def _rms(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
+    """The definition, in float32: x (..., D), weight (D,)."""
     import torch
 
     x = x.float()
@@ -38,7 +39,7 @@ class RmsNorm(Op):
         return (x,)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (_rms(inputs[0], inputs[1], self.eps, self.offset),)
+        return (rms_norm(inputs[0], inputs[1], self.eps, self.offset),)
 
     @classmethod
     def examples(cls) -> tuple[Example, ...]:
@@ -72,7 +73,7 @@ class AddRmsNorm(Op):
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         total = inputs[0] + inputs[1]
-        return (_rms(total, inputs[2], self.eps, self.offset), total)
+        return (rms_norm(total, inputs[2], self.eps, self.offset), total)
 
     @classmethod
     def examples(cls) -> tuple[Example, ...]:

@@ -1,4 +1,4 @@
-"""Rotary position embedding (arXiv 2104.09864)."""
+"""Rotary position embedding (arXiv 2104.09864), of queries, and of keys on their way into the KV pools."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from poot_executor.ir.graph import Op
 from poot_executor.ir.types import DType, Role, TensorType
-from poot_executor.ops.base import Example, Tolerance, floats, require
+from poot_executor.ops.base import Example, Tolerance, dense_weight, floats, require
+from poot_executor.ops.norm import rms_norm
 
 if TYPE_CHECKING:
     import torch
+
+    from poot_executor.encodings.types import WeightSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,27 +74,50 @@ class RotaryTable(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class Rotary(Op):
-    """Rotate the first `dim` columns of each head: x (T, H, D), table (T, dim).
+class RotaryKvWrite(Op):
+    """Rotate queries and keys, and store keys and values: all that lies between the QKV product and attention.
 
-    "half" pairs column i with i + dim/2 (transformers), "interleaved" pairs 2i with 2i + 1 (GGUF files of the llama
-    architecture).
+    (q (T, H, D), k, v (T, G, D), table (T, dim), slots (T,), k_pool, v_pool (S, G, D) [, q_norm, k_norm (D,)]) to the
+    rotated queries (T, H, D) and the pools' next versions. Where `eps` is given, each head of q and k is RmsNorm'ed
+    before, with weights q_norm and k_norm and this `offset`; nothing is rounded in between.
+
+    The first `dim` columns of a head are rotated, the others stay. "half" pairs column i with i + dim/2
+    (transformers), "interleaved" pairs 2i with 2i + 1 (GGUF files of the llama architecture).
     """
 
     style: Literal["half", "interleaved"]
+    eps: float | None = None
+    offset: float = 0.0
 
+    writes: ClassVar = {1: 5, 2: 6}
     tolerance: ClassVar = Tolerance()
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        x, table = inputs
-        require(len(x.shape) == 3 and table.shape[0] == x.shape[0], self, f"table {table} does not fit {x}")
-        require(table.shape[1] <= x.shape[2] and table.shape[1] % 2 == 0, self, f"table {table} is too wide for {x}")
-        return (x,)
+        q, k, v, table, slots, k_pool, v_pool, *norms = inputs
+        require(
+            len(q.shape) == len(k.shape) == 3 and q.shape[2] == k.shape[2], self, f"{q} and {k} differ in head size"
+        )
+        require(k.shape[1:] == k_pool.shape[1:] and v.shape[1:] == v_pool.shape[1:], self, f"{k} does not fit {k_pool}")
+        tokens = {x.shape[0] for x in (q, k, v, table, slots)}
+        require(len(tokens) == 1, self, f"{q}, {k}, {v}, {table} and {slots} differ in tokens")
+        require(table.shape[1] <= q.shape[2] and table.shape[1] % 2 == 0, self, f"table {table} is too wide for {q}")
+        require(len(norms) == (0 if self.eps is None else 2), self, f"{len(norms)} norm weights given")
+        for norm in norms:
+            require(norm.shape == q.shape[2:], self, f"weight {norm} does not fit {q}")
+        return (q, k_pool, v_pool)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q, k, v, table, slots, k_pool, v_pool, *norms = inputs
+        if self.eps is not None:
+            q, k = (rms_norm(x, w, self.eps, self.offset) for x, w in zip((q, k), norms, strict=True))
+        k_pool, v_pool = k_pool.clone(), v_pool.clone()
+        k_pool[slots.long()] = self._rotated(k, table).to(k_pool.dtype)
+        v_pool[slots.long()] = v.to(v_pool.dtype)
+        return self._rotated(q, table), k_pool, v_pool
+
+    def _rotated(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         import torch
 
-        x, table = inputs
         dim = table.shape[1]
         cos, sin = table[:, None, : dim // 2], table[:, None, dim // 2 :]
         rotated = x.clone()
@@ -102,23 +128,44 @@ class Rotary(Op):
             a, b = x[..., 0:dim:2], x[..., 1:dim:2]
             rotated[..., 0:dim:2] = a * cos - b * sin
             rotated[..., 1:dim:2] = b * cos + a * sin
-        return (rotated,)
+        return rotated
 
     @classmethod
     def examples(cls) -> tuple[Example, ...]:
-        def case(op: Op, heads: int, width: int, dim: int) -> Example:
-            return Example(
-                f"{op} {heads}x{width}/{dim}",
-                op,
-                (TensorType((4, heads, width), DType.ACT, "tokens"), TensorType((4, dim), DType.F32, "tokens")),
-                (Role.INPUT, Role.INPUT),
-                lambda generator: (floats(generator, 4, heads, width), floats(generator, 4, dim)),
-                {"tokens": 3},
-            )
-
         return (
-            case(cls("half"), 2, 16, 16),
-            case(cls("half"), 3, 16, 8),
-            case(cls("interleaved"), 2, 16, 16),
-            case(cls("interleaved"), 1, 24, 8),
+            _rotary_case(cls("half"), heads=(2, 2), width=16, dim=16),
+            _rotary_case(cls("half"), heads=(3, 1), width=16, dim=8),
+            _rotary_case(cls("interleaved"), heads=(2, 1), width=16, dim=16),
+            _rotary_case(cls("interleaved"), heads=(1, 1), width=24, dim=8),
+            _rotary_case(cls("half"), heads=(9, 3), width=64, dim=64),
+            _rotary_case(cls("half"), heads=(4, 2), width=8, dim=8, tokens=1),
+            _rotary_case(cls("half", 1e-6), heads=(6, 2), width=32, dim=32),
+            _rotary_case(cls("half", 1e-6, 1.0), heads=(4, 1), width=40, dim=24),
+            _rotary_case(cls("interleaved", 1e-5), heads=(5, 5), width=16, dim=16, tokens=1),
+            _rotary_case(cls("interleaved", 1e-5), heads=(2, 1), width=24, dim=8, tokens=40),
         )
+
+
+def _rotary_case(op: RotaryKvWrite, heads: tuple[int, int], width: int, dim: int, tokens: int = 4) -> Example:
+    """`heads` are those of queries and of keys. All tokens but one are live, of a single one that one."""
+    (queries, keys), slots = heads, 3 * tokens
+
+    def make(generator: torch.Generator) -> tuple[torch.Tensor | WeightSource, ...]:
+        import torch
+
+        q, k, v = (floats(generator, tokens, count, width) for count in (queries, keys, keys))
+        # The first slot of the pool and the last are among those taken.
+        chosen = torch.cat([torch.tensor([slots - 1, 0]), 1 + torch.randperm(slots - 2, generator=generator)])
+        pools = [floats(generator, slots, keys, width) for _ in range(2)]
+        norms = [dense_weight(name, floats(generator, width)) for name in ("q_norm", "k_norm")]
+        found = q, k, v, floats(generator, tokens, dim), chosen[:tokens].to(torch.int32), *pools
+        return found if op.eps is None else (*found, *norms)
+
+    new, pool = TensorType((tokens, keys, width), DType.ACT, "tokens"), TensorType((slots, keys, width), DType.ACT)
+    q = TensorType((tokens, queries, width), DType.ACT, "tokens")
+    table, slot = TensorType((tokens, dim), DType.F32, "tokens"), TensorType((tokens,), DType.I32, "tokens")
+    norms = () if op.eps is None else (TensorType((width,), DType.F32),) * 2
+    roles = (*(Role.INPUT,) * 5, Role.STATE, Role.STATE, *(Role.WEIGHT for _ in norms))
+    live = {"tokens": max(1, tokens - 1)}
+    name = f"{op} {queries}+{keys}x{width}/{dim}, {tokens} tokens"
+    return Example(name, op, (q, new, new, table, slot, pool, pool, *norms), roles, make, live)

@@ -1,10 +1,16 @@
 """Passes: functions from graph to graph. `PASSES` is their order."""
 
-from collections.abc import Callable
+from poot_executor.ops.deferred import NormedGatedLinear, NormedLinear, ResidualLinear
+from poot_executor.ops.linear import GatedLinear
+from poot_executor.passes.defer import defer_norms
+from poot_executor.passes.fuse import fuse_add_norm, fuse_gated, fuse_linears
+from poot_executor.passes.rewrite import Pass
 
-from poot_executor.ir.graph import Graph
-from poot_executor.passes.fuse import fuse_add_norm, fuse_linears
+PASSES = (
+    Pass(fuse_linears),
+    Pass(fuse_gated, (GatedLinear,)),
+    Pass(fuse_add_norm),
+    Pass(defer_norms, (ResidualLinear, NormedLinear, NormedGatedLinear)),
+)
 
-PASSES: tuple[Callable[[Graph], Graph], ...] = (fuse_linears, fuse_add_norm)
-
-__all__ = ["PASSES", "fuse_add_norm", "fuse_linears"]
+__all__ = ["PASSES", "Pass", "defer_norms", "fuse_add_norm", "fuse_gated", "fuse_linears"]

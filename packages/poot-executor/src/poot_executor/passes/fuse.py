@@ -1,16 +1,17 @@
-"""Fusing nodes that read the same data."""
+"""Fusing nodes: those that read the same data, and those of which one reads the other's result."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 from poot_executor.ir.graph import Graph, Node
 from poot_executor.ir.types import DType, Role, TensorType
-from poot_executor.ops.linear import Linear
+from poot_executor.ops.linear import GatedLinear, Linear
 from poot_executor.ops.norm import AddRmsNorm, RmsNorm
-from poot_executor.ops.pointwise import Add
+from poot_executor.ops.pointwise import Add, GatedActivation
 from poot_executor.ops.views import Split
-from poot_executor.passes.rewrite import Rewriter
+from poot_executor.passes.rewrite import Rewriter, uses_of
 
 
 def fuse_linears(graph: Graph) -> Graph:
@@ -18,10 +19,7 @@ def fuse_linears(graph: Graph) -> Graph:
 
     A weight that is used elsewhere too (a tied table) or an output that the host reads stays on its own.
     """
-    uses: dict[int, int] = defaultdict(int)
-    for node in graph.nodes:
-        for value_id in node.inputs:
-            uses[value_id] += 1
+    uses = uses_of(graph)
     groups: dict[tuple[int, bool], list[Node]] = defaultdict(list)
     for node in graph.nodes:
         if isinstance(node.op, Linear) and node.op == Linear(bias=node.op.bias) and _fusable(graph, node, uses):
@@ -47,8 +45,34 @@ def fuse_linears(graph: Graph) -> Graph:
     return rewriter.finish()
 
 
-def _fusable(graph: Graph, node: Node, uses: dict[int, int]) -> bool:
+def _fusable(graph: Graph, node: Node, uses: Mapping[int, int]) -> bool:
     return graph.values[node.outputs[0]].role is Role.TEMPORARY and all(uses[i] == 1 for i in node.inputs[1:])
+
+
+def fuse_gated(graph: Graph) -> Graph:
+    """Make one node of a gate-and-up product and the activation right after it, if nothing else reads the product.
+
+    Right after: then the fused node reads and writes where and when both did, whatever lies between other nodes.
+    """
+    uses = uses_of(graph)
+    rewriter = Rewriter(graph)
+    fused: set[int] = set()
+    for node, after in zip(graph.nodes, (*graph.nodes[1:], None), strict=True):
+        if after is not None and isinstance(after.op, GatedActivation) and _is_gated(graph, node, after, uses):
+            rewriter.add(GatedLinear(after.op.activation), node.inputs, after.outputs)
+            fused.add(id(after))
+        elif id(node) not in fused:
+            rewriter.add(node.op, node.inputs, node.outputs)
+    return rewriter.finish()
+
+
+def _is_gated(graph: Graph, product: Node, activation: Node, uses: Mapping[int, int]) -> bool:
+    """Whether `activation` is all that reads `product`, and that is a plain product with a gate and an up weight."""
+    if product.op != Linear(2) or activation.inputs != product.outputs:
+        return False
+    _, gate, up = graph.types(product.inputs)
+    value = graph.values[product.outputs[0]]
+    return gate == up and value.role is Role.TEMPORARY and uses[value.id] == 1
 
 
 def fuse_add_norm(graph: Graph) -> Graph:

@@ -1,12 +1,33 @@
-"""Rebuilding a graph with some nodes replaced."""
+"""What a pass is, and rebuilding a graph with some nodes replaced."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from poot_executor.ir.graph import Graph, Node, Op, Value
 from poot_executor.ir.types import Role, TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A function from graph to graph.
+
+    `makes` are ops that not every backend has: the result is taken only if the device has kernels for all of them.
+    """
+
+    run: Callable[[Graph], Graph]
+    makes: tuple[type[Op], ...] = ()
+
+
+def uses_of(graph: Graph) -> dict[int, int]:
+    """How often each value is an input."""
+    uses: dict[int, int] = defaultdict(int)
+    for node in graph.nodes:
+        for value_id in node.inputs:
+            uses[value_id] += 1
+    return uses
 
 
 class Rewriter:

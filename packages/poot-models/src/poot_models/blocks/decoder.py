@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from poot_executor.encodings import WeightSource
 from poot_executor.ir import DType, Graph, GraphBuilder, Value, verify
@@ -14,12 +14,11 @@ from poot_executor.ops import (
     GatherRows,
     Into,
     KeepLast,
-    KvWrite,
     Linear,
     PagedAttention,
     Reshape,
     RmsNorm,
-    Rotary,
+    RotaryKvWrite,
     RotarySpec,
     RotaryTable,
     SlotMap,
@@ -85,20 +84,10 @@ class DecoderBuilder:
         spec, prefix = self.config.layers[layer], f"blk.{layer}."
         q_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         qkv = self.linear(x, (f"{prefix}attn_q", q_width), (f"{prefix}attn_k", kv_width), (f"{prefix}attn_v", kv_width))
-        if qk_norm:
-            q, k, v = self.graph.apply_many(Split((q_width, kv_width, kv_width)), qkv)
-            q = self.norm(self._heads(q, spec.head_dim), f"{prefix}attn_q_norm")
-            k = self.norm(self._heads(k, spec.head_dim), f"{prefix}attn_k_norm")
-            q, k = self._rotate(q, spec.rotary), self._rotate(k, spec.rotary)
-        else:
-            # Queries and keys lie side by side: one rotation serves both.
-            qk, v = self.graph.apply_many(Split((q_width + kv_width, kv_width)), qkv)
-            qk = self._rotate(self._heads(qk, spec.head_dim), spec.rotary)
-            flat = self.graph.apply(Reshape((q_width + kv_width,)), qk)
-            q, k = (
-                self._heads(part, spec.head_dim) for part in self.graph.apply_many(Split((q_width, kv_width)), flat)
-            )
-        attended = self._attend(layer, q, k, self._heads(v, spec.head_dim))
+        parts = self.graph.apply_many(Split((q_width, kv_width, kv_width)), qkv)
+        heads = [self._heads(part, spec.head_dim) for part in parts]
+        names = [f"{prefix}attn_{part}_norm.weight" for part in ("q", "k")] if qk_norm else []
+        attended = self._attend(layer, heads, [self.weight(name, spec.head_dim) for name in names])
         return self.graph.apply(Reshape((q_width,)), attended)
 
     def embed(self, block: Value) -> Value:
@@ -112,7 +101,7 @@ class DecoderBuilder:
         for index, group in enumerate(self._groups):
             blocks = table.table(self.graph, index)
             self._slots[index] = self.graph.apply(SlotMap(shape.block), positions, rows, blocks)
-            plan = AttentionPlan(shape.tokens, shape.tile, group.window, group.kv_heads)
+            plan = AttentionPlan(shape.tokens, shape.tile, group.window, shape.splits)
             self._plans[index] = self.graph.apply(plan, runs)
         weight = self.weight("token_embd.weight", self.config.vocabulary, self.config.hidden)
         return self.graph.apply(Embed(self.config.embed_scale), ids, weight)
@@ -120,22 +109,26 @@ class DecoderBuilder:
     def _heads(self, x: Value, head_dim: int) -> Value:
         return self.graph.apply(Reshape((x.type.shape[-1] // head_dim, head_dim)), x)
 
-    def _rotate(self, x: Value, spec: RotarySpec) -> Value:
+    def _rotary_table(self, spec: RotarySpec) -> Value:
         if spec not in self._tables:
             assert self._positions is not None
             self._tables[spec] = self.graph.apply(RotaryTable(spec), self._positions)
-        return self.graph.apply(Rotary(self.config.rotary_style), x, self._tables[spec])
+        return self._tables[spec]
 
-    def _attend(self, layer: int, q: Value, k: Value, v: Value) -> Value:
+    def _attend(self, layer: int, heads: Sequence[Value], norms: Sequence[Value]) -> Value:
+        """Attention of a layer's queries; `heads` are queries, keys and values, `norms` the weights for q and k."""
         index = next(i for i, group in enumerate(self._groups) if layer in group.layers)
-        group, shape = self._groups[index], self.shape
+        group, shape, config = self._groups[index], self.shape, self.config
         pool = (shape.pool_blocks[index] * shape.block, group.kv_heads, group.head_dim)
         pools = [self.graph.state(f"kv.{index}.{layer}.{part}", pool, DType.ACT) for part in ("k", "v")]
-        k_pool, v_pool = self.graph.apply_many(KvWrite(), k, v, self._slots[index], *pools)
-        softcap = self.config.attention_softcap
-        op = PagedAttention(self.config.query_scale, shape.block, group.window, softcap, shape.tile)
-        table = shape.row_table.table(self.graph, index)
-        return self.graph.apply(op, q, k_pool, v_pool, self._plans[index], table)
+        eps, offset = (config.eps, config.norm_offset) if norms else (None, 0.0)
+        table = self._rotary_table(config.layers[layer].rotary)
+        write = RotaryKvWrite(config.rotary_style, eps, offset)
+        q, k_pool, v_pool = self.graph.apply_many(write, *heads, table, self._slots[index], *pools, *norms)
+        softcap = config.attention_softcap
+        op = PagedAttention(config.query_scale, shape.block, group.window, softcap, shape.tile, shape.splits)
+        blocks = shape.row_table.table(self.graph, index)
+        return self.graph.apply(op, q, k_pool, v_pool, self._plans[index], blocks)
 
 
 def step_graph(config: DecoderConfig, weights: Weights, layer: LayerFunction, shape: StepShape) -> Graph:

@@ -48,7 +48,8 @@ def kv_groups(config: DecoderConfig) -> tuple[KvGroup, ...]:
 class StepShape:
     """Capacities of a step: flat tokens, rows, positions of a row; the KV block size, each group's pool and table.
 
-    `pool_blocks` and `tables` are in the order of the model's groups; `tile` bounds the queries of one attention item.
+    `pool_blocks` and `tables` are in the order of the model's groups; `tile` bounds the queries of one attention item,
+    `splits` the items into which the keys of one may be cut.
     """
 
     tokens: int
@@ -59,6 +60,7 @@ class StepShape:
     tables: tuple[int, ...]
     tile: int = 128
     bias: int = 1024
+    splits: int = 1
 
     @property
     def row_table(self) -> RowTableShape:

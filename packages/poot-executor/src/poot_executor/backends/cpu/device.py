@@ -70,6 +70,9 @@ class CpuDevice:
         # Attention plans as Python objects, by allocation and offset of their buffers.
         self.plans: dict[tuple[int, int], Any] = {}
 
+    def splits(self, tokens: int) -> int:
+        return 1
+
     def capacity(self) -> int:
         free = available()
         return max(0, free - reserve(free))

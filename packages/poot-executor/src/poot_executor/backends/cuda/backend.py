@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from poot_executor.backends.cuda import nvml
 from poot_executor.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
     from poot_executor.backends.cuda.device import CudaDevice
 
 _LEAST_CAPABILITY = (8, 0)
+_GIB = 2**30
 
 
 class CudaBackend:
@@ -20,7 +22,7 @@ class CudaBackend:
 
     def describe(self) -> tuple[str, ...]:
         _require()
-        return tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+        return tuple(_describe(index) for index in range(torch.cuda.device_count()))
 
     def open(self, *, threads: int | None = None) -> CudaDevice:
         _require()
@@ -29,17 +31,47 @@ class CudaBackend:
         return CudaDevice()
 
 
+def _describe(index: int) -> str:
+    properties = torch.cuda.get_device_properties(index)
+    said = f"{properties.name}, {properties.total_memory / _GIB:.1f} GiB, "
+    said += f"compute capability {properties.major}.{properties.minor}"
+    card = nvml.card(str(properties.uuid))
+    if card is None:
+        return said
+    said += f", {card.used / _GIB:.1f} GiB in use, driver {card.driver}"
+    return f"{said}, {card.nvlinks} NVLinks" if card.nvlinks else said
+
+
 def _require() -> None:
     """Raise BackendUnavailableError with the reason why no CUDA device opens."""
     if torch.version.cuda is None:
-        raise BackendUnavailableError(f"torch {torch.__version__} is built without CUDA")
+        found = _seen(nvml.cards())
+        advice = f", though {found} is here: install a build of torch for CUDA" if found else ""
+        raise BackendUnavailableError(f"torch {torch.__version__} is built without CUDA{advice}")
     if not torch.cuda.is_available():
-        raise BackendUnavailableError("torch finds no CUDA device: there is none, or its driver is too old")
+        raise BackendUnavailableError(f"torch finds no CUDA device: {_why_none(torch.version.cuda, nvml.cards())}")
     capability = torch.cuda.get_device_capability()
     if capability < _LEAST_CAPABILITY:
         raise BackendUnavailableError(f"compute capability {capability} is below {_LEAST_CAPABILITY}")
     if importlib.util.find_spec("triton") is None:
         raise BackendUnavailableError("triton is not installed")
+
+
+def _why_none(built: str, cards: tuple[nvml.Card, ...]) -> str:
+    """Why a torch that was built for CUDA `built` sees none of these cards."""
+    if not cards:
+        return "NVML finds none either (no NVIDIA card, no driver, or no package nvidia-ml-py to ask it)"
+    # A driver runs every CUDA of its own major version, newer minor ones too.
+    if cards[0].cuda[0] < int(built.split(".", maxsplit=1)[0]):
+        return f"the driver of {_seen(cards)} is too old for torch's CUDA {built}: update it, or install an older torch"
+    return (
+        f"{_seen(cards)} is here and its driver is new enough: CUDA_VISIBLE_DEVICES hides it, or this user may not "
+        "open /dev/nvidia*"
+    )
+
+
+def _seen(cards: tuple[nvml.Card, ...]) -> str:
+    return ", ".join(map(str, cards))
 
 
 BACKEND = CudaBackend()

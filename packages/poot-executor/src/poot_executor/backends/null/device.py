@@ -82,6 +82,9 @@ class NullDevice:
         self.recordings: list[NullRecording] = []
         self._capacity = capacity
 
+    def splits(self, tokens: int) -> int:
+        return 1
+
     def capacity(self) -> int:
         return self._capacity - self.account.total
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from poot_executor.backends.triton.kernels import TRITON_KERNELS
+from poot_executor.backends.triton.kernels import FEW_ROWS_KERNELS, TRITON_KERNELS
 from poot_executor.backends.triton.kernels.kernel import TORCH_TYPES, UNBOUNDED
+from poot_executor.backends.triton.kernels.plan import most_splits
 from poot_executor.backends.triton.memory import TorchAllocation
-from poot_executor.backends.triton.weights import hold
+from poot_executor.backends.triton.weights import fill, room
 from poot_executor.devices.fetch import HostFetch
 from poot_executor.devices.protocol import Allocation, Launch, Live
 from poot_executor.encodings.types import WeightSource
@@ -47,19 +48,25 @@ class TritonDevice:
     depth = 1
     tile = 4
     programs = 4  # persistent programs of a kernel
+    processors = 16
+    shared = 227 * 1024  # bytes of shared memory that a program may have
     pdl = False  # whether kernels wait for the one before themselves (programmatic dependent launch)
 
     def __init__(self, torch_device: str, name: str, activation: DType) -> None:
         self.name, self.activation = name, activation
         self.torch_device = torch_device
         self.account = Account()
-        self.kernels = TRITON_KERNELS
+        self.kernels = TRITON_KERNELS.preferring(FEW_ROWS_KERNELS)
         self.live = self._live_buffer()
 
     @property
     def launch(self) -> dict[str, Any]:
-        """Arguments of every kernel launch: the kernels' own constant, and the launch attribute that goes with it."""
-        return {"PDL": True, "launch_pdl": True} if self.pdl else {"PDL": False}
+        """Arguments of every kernel launch: the kernels' own constant, and the options that go with it.
+
+        Products and sums may be fused, as torch's own kernels are compiled; left unsaid, that depends on the release.
+        """
+        options = {"PDL": self.pdl, "enable_fp_fusion": True}
+        return {**options, "launch_pdl": True} if self.pdl else options
 
     def capacity(self) -> int:
         return 2**34
@@ -74,7 +81,8 @@ class TritonDevice:
 
     def hold(self, form: WeightForm, sources: Sequence[WeightSource]) -> Any:
         try:
-            held = hold(form, sources, TORCH_TYPES[self.activation], self.torch_device)
+            held = room(form, sources, TORCH_TYPES[self.activation], self.torch_device)
+            self._fill(held, sources)
         except (RuntimeError, MemoryError) as error:
             message = f"{self.name} has no {form.nbytes} bytes for weights {', '.join(form.names)}"
             raise CapacityError(message, shortfall=form.nbytes) from error
@@ -88,6 +96,13 @@ class TritonDevice:
     def fetch(self, allocation: Allocation, offset: int, nbytes: int) -> Any:
         return HostFetch(device_bytes(allocation, offset, nbytes).cpu().numpy().copy())
 
+    def splits(self, tokens: int) -> int:
+        return most_splits(tokens)
+
+    def fastest(self, site: object, calls: Sequence[Callable[[], object]]) -> int:
+        """Which of these ways to do the same is the fastest here; asked once for sites that are equal."""
+        return 0
+
     def record(self, launches: Sequence[Launch]) -> Any:
         live, self.live = self.live, self._live_buffer()
         return EagerLoop(self, launches, live)
@@ -97,6 +112,10 @@ class TritonDevice:
 
     def close(self) -> None:
         """Memory goes with the last reference to the entries."""
+
+    def _fill(self, held: torch.Tensor, sources: Sequence[WeightSource]) -> None:
+        """Begin to copy weights; it is done when `synchronize` returns."""
+        fill(held, sources)
 
     def _live_buffer(self) -> torch.Tensor:
         return torch.tensor([0, 0, 0, UNBOUNDED], dtype=torch.int32, device=self.torch_device)

@@ -6,6 +6,7 @@ import poot_executor.backends.cpu.kernels.linear
 import poot_executor.backends.cpu.kernels.norm
 import poot_executor.backends.cpu.kernels.packed
 import poot_executor.backends.cpu.kernels.pointwise
+import poot_executor.backends.cpu.kernels.rotary
 import poot_executor.backends.cpu.kernels.rows
 import poot_executor.backends.cpu.kernels.sampling  # noqa: F401
 from poot_executor.backends.cpu.kernels.kernel import CPU_KERNELS

@@ -19,7 +19,7 @@ from poot_executor.backends.cpu.kernels.kernel import CPU_KERNELS, CpuKernel, ty
 from poot_executor.devices.protocol import Launch, Live
 from poot_executor.ir.types import DType
 from poot_executor.kernels.kernel import Operand, Operands, Site
-from poot_executor.ops import AttentionPlan, KvWrite, PagedAttention
+from poot_executor.ops import AttentionPlan, PagedAttention
 
 # Scores of one product never take more than this; longer tiles are cut.
 _SCORE_BYTES = 16 * 2**20
@@ -64,25 +64,6 @@ def _plan_of(operand: Operand, device: Any) -> HostPlan:
     """The plan kept beside this buffer: attention launches share the buffer with the plan's own launch."""
     plans: dict[tuple[int, int], HostPlan] = device.plans
     return plans.setdefault((id(operand.allocation), operand.offset), HostPlan())
-
-
-@CPU_KERNELS.register(KvWrite)
-class KvWriteKernel(CpuKernel):
-    name = "numpy"
-
-    def bind(self, site: Site, operands: Operands, device: Any) -> Launch:
-        k_pool, v_pool = view(operands.outputs[0]).numpy(), view(operands.outputs[1]).numpy()
-
-        def launch(live: Live) -> Callable[[], object]:
-            k, v, slots = (view(operands.input(i), live).numpy() for i in range(3))
-
-            def run() -> None:
-                k_pool[slots] = k
-                v_pool[slots] = v
-
-            return run
-
-        return launch
 
 
 @CPU_KERNELS.register(AttentionPlan)

@@ -1,6 +1,7 @@
 """Kernels for steps of few tokens, in C: through torch their calls would cost more than their work.
 
-Each is its torch kernel with another launch for few rows; it refuses where there is no library.
+Each is its torch kernel with another launch for few rows (rotation, which reads all but once, for any number); it
+refuses where there is no library.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import torch
 from poot_executor.backends.cpu.kernels.attention import PagedAttentionKernel, Scratch, Slots
 from poot_executor.backends.cpu.kernels.kernel import CPU_KERNELS, view
 from poot_executor.backends.cpu.kernels.linear import EmbedKernel
-from poot_executor.backends.cpu.kernels.norm import AddRmsNormKernel, RmsNormKernel, RotaryKernel
+from poot_executor.backends.cpu.kernels.norm import AddRmsNormKernel, RmsNormKernel
 from poot_executor.backends.cpu.kernels.pointwise import GatedActivationKernel
+from poot_executor.backends.cpu.kernels.rotary import RotaryKvWriteKernel
 from poot_executor.backends.cpu.native import NativeLibrary, load_library
 from poot_executor.devices.protocol import Launch, Live
 from poot_executor.encodings.types import WeightSource
 from poot_executor.errors import EncodingError
 from poot_executor.kernels.kernel import Operands, Site
-from poot_executor.ops import AddRmsNorm, Embed, GatedActivation, PagedAttention, RmsNorm, Rotary
+from poot_executor.ops import AddRmsNorm, Embed, GatedActivation, PagedAttention, RmsNorm, RotaryKvWrite
 
 # Leading rows up to which one thread in C beats torch's threads.
 FEW = 16
@@ -119,23 +121,30 @@ class NativeGatedActivationKernel(GatedActivationKernel):
         return launch
 
 
-@CPU_KERNELS.register(Rotary, preferred=True)
-class NativeRotaryKernel(RotaryKernel):
+@CPU_KERNELS.register(RotaryKvWrite, preferred=True)
+class NativeRotaryKvWriteKernel(RotaryKvWriteKernel):
     name = "C"
 
     def accepts(self, site: Site) -> str | None:
+        if site.inputs[1].shape != site.inputs[2].shape:
+            return "keys and values differ in shape"
         return _missing() or super().accepts(site)
 
     def bind(self, site: Site, operands: Operands, device: Any) -> Launch:
-        op, many, rotary = site.op, super().bind(site, operands, device), _library().rotary
-        assert isinstance(op, Rotary)
+        op, many, write = site.op, super().bind(site, operands, device), _library().rotary_kv_write
+        assert isinstance(op, RotaryKvWrite)
+        pools = tuple(view(output).data_ptr() for output in operands.outputs[1:])
+        norms = operands.held[0].data_ptr() if operands.held else None
+        interleaved = int(op.style == "interleaved")
 
         def launch(live: Live) -> Callable[[], object]:
-            x, table, out = (view(o, live) for o in (operands.input(0), operands.input(1), operands.outputs[0]))
-            if len(x) > FEW:
+            q, k, v, table, slots = (view(operands.input(i), live) for i in range(5))
+            out = view(operands.outputs[0], live)
+            if any(x.stride(1) != x.shape[2] for x in (q, k, v)):
                 return many(live)
-            addresses = x.data_ptr(), x.stride(0), table.data_ptr(), out.data_ptr()
-            return partial(rotary, *addresses, *x.shape, table.shape[1], int(op.style == "interleaved"))
+            sources = (part for x in (q, k, v) for part in (x.data_ptr(), x.stride(0)))
+            addresses = table.data_ptr(), slots.data_ptr(), norms, op.offset, op.eps or 0.0, out.data_ptr(), *pools
+            return partial(write, *sources, *addresses, *q.shape[:2], *k.shape[1:], table.shape[1], interleaved)
 
         return launch
 

@@ -1,4 +1,4 @@
-"""Root mean square norms and rotary embedding."""
+"""Root mean square norms."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from poot_executor.backends.cpu.kernels.kernel import CPU_KERNELS, CpuKernel, ty
 from poot_executor.backends.cpu.weights import f32_form
 from poot_executor.devices.protocol import Launch, Live
 from poot_executor.ir.types import DType
-from poot_executor.kernels.kernel import Operand, Operands, Site, WeightForm
-from poot_executor.ops import AddRmsNorm, RmsNorm, Rotary, RotaryTable
+from poot_executor.kernels.kernel import Operands, Site, WeightForm
+from poot_executor.ops import AddRmsNorm, RmsNorm
 
 
 class _NormKernel(CpuKernel):
@@ -29,23 +29,29 @@ class _NormKernel(CpuKernel):
         return 4 * prod(site.inputs[0].shape[:-1])
 
 
-def _norm(op: RmsNorm | AddRmsNorm, x: torch.Tensor, out: torch.Tensor, operands: Operands) -> Callable[[], object]:
-    """Normalise x into `out`, through which the squares pass: it must not be x."""
-    assert operands.workspace is not None
-    weight, eps = operands.held[0], torch.tensor(op.eps)
-    work = typed(operands.workspace, (*x.shape[:-1], 1), None, DType.F32)
+def norm_rows(
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, scale: torch.Tensor, *, eps: float, offset: float
+) -> Callable[[], object]:
+    """Normalise x (..., D) into `out`, through which its squares pass, so it is not x. `scale` (..., 1) is scratch."""
+    least = torch.tensor(eps)
 
     def run() -> None:
         torch.mul(x, x, out=out)
-        torch.mean(out, -1, keepdim=True, out=work)
-        work.add_(eps).rsqrt_()
-        torch.mul(x, work, out=out)
-        if op.offset:
+        torch.mean(out, -1, keepdim=True, out=scale)
+        scale.add_(least).rsqrt_()
+        torch.mul(x, scale, out=out)
+        if offset:
             out.addcmul_(out, weight)
         else:
             out.mul_(weight)
 
     return run
+
+
+def _norm(op: RmsNorm | AddRmsNorm, x: torch.Tensor, out: torch.Tensor, operands: Operands) -> Callable[[], object]:
+    assert operands.workspace is not None
+    scale = typed(operands.workspace, (*x.shape[:-1], 1), None, DType.F32)
+    return norm_rows(x, operands.held[0], out, scale, eps=op.eps, offset=op.offset)
 
 
 @CPU_KERNELS.register(RmsNorm)
@@ -78,66 +84,3 @@ class AddRmsNormKernel(_NormKernel):
             return run
 
         return launch
-
-
-@CPU_KERNELS.register(RotaryTable)
-class RotaryTableKernel(CpuKernel):
-    def workspace(self, site: Site) -> int:
-        return 4 * site.inputs[0].shape[0] * site.outputs[0].shape[1]
-
-    def bind(self, site: Site, operands: Operands, device: Any) -> Launch:
-        op = site.op
-        assert isinstance(op, RotaryTable)
-        frequencies = torch.tensor(op.spec.inverse_frequencies, dtype=torch.float32)
-        half = len(frequencies)
-
-        def launch(live: Live) -> Callable[[], object]:
-            positions, table = view(operands.input(0), live)[:, None], view(operands.outputs[0], live)
-            assert operands.workspace is not None
-            angles = typed(operands.workspace, (len(positions), half), None, DType.F32)
-            cos, sin = table[:, :half], table[:, half:]
-
-            def run() -> None:
-                torch.mul(positions, frequencies, out=angles)
-                torch.cos(angles, out=cos)
-                torch.sin(angles, out=sin)
-                if op.spec.magnitude != 1.0:
-                    table.mul_(op.spec.magnitude)
-
-            return run
-
-        return launch
-
-
-@CPU_KERNELS.register(Rotary)
-class RotaryKernel(CpuKernel):
-    def bind(self, site: Site, operands: Operands, device: Any) -> Launch:
-        op = site.op
-        assert isinstance(op, Rotary)
-
-        def launch(live: Live) -> Callable[[], object]:
-            return _rotate(op, operands.input(0), operands.input(1), operands.outputs[0], live)
-
-        return launch
-
-
-def _rotate(op: Rotary, source: Operand, table_of: Operand, target: Operand, live: Live) -> Callable[[], None]:
-    x, table, out = view(source, live), view(table_of, live)[:, None], view(target, live)
-    dim = table.shape[-1]
-    cos, sin = table[..., : dim // 2], table[..., dim // 2 :]
-    step = slice(None, dim // 2), slice(dim // 2, dim)
-    if op.style == "interleaved":
-        step = slice(0, dim, 2), slice(1, dim, 2)
-    xa, xb = x[..., step[0]], x[..., step[1]]
-    oa, ob = out[..., step[0]], out[..., step[1]]
-    tail = (x[..., dim:], out[..., dim:]) if dim < x.shape[-1] else None
-
-    def run() -> None:
-        torch.mul(xa, cos, out=oa)
-        oa.addcmul_(xb, sin, value=-1)
-        torch.mul(xb, cos, out=ob)
-        ob.addcmul_(xa, sin)
-        if tail:
-            tail[1].copy_(tail[0])
-
-    return run

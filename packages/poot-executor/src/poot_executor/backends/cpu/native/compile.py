@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import shutil
-import stat
 import subprocess
 import tempfile
 from pathlib import Path
+
+from poot_executor.devices.private_folder import private_folder
 
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-fPIC", "-shared", "-pthread")
@@ -35,7 +35,7 @@ def compiled(directory: Path) -> Path:
     for part in (*texts, repr(FLAGS).encode(), _version(compiler), _processor()):
         key.update(part)
         key.update(b"\0")
-    target = _private_directory() / f"{key.hexdigest()[:32]}.so"
+    target = private_folder("native") / f"{key.hexdigest()[:32]}.so"
     if not target.exists():
         _compile(compiler, sources, target)
     return target
@@ -71,17 +71,3 @@ def _processor() -> bytes:
         lines = []
     wanted = ("model name", "flags", "Features", "CPU part")
     return "\n".join([platform.machine(), *(line for line in lines if line.startswith(wanted))][:8]).encode()
-
-
-def _private_directory() -> Path:
-    """~/.cache/poot, or a fresh directory: nobody else may write there, since what lies there is loaded and run."""
-    try:
-        path = Path.home() / ".cache" / "poot" / "native"
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.chmod(0o700)
-        status = path.lstat()
-        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
-            return path
-    except (OSError, RuntimeError):
-        pass
-    return Path(tempfile.mkdtemp(prefix="poot-"))

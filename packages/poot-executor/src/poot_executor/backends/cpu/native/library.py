@@ -31,7 +31,7 @@ class NativeLibrary:
         self.rms_norm = _function(library, "rms_norm", "plppffppll")
         self.attend = _function(library, "attend", "ppppppllllff")
         self.gated = _function(library, "gated", "plplli")
-        self.rotary = _function(library, "rotary", "plpplllli")
+        self.rotary_kv_write = _function(library, "rotary_kv_write", "plplplpppffpppllllli")
 
     def start_threads(self, threads: int) -> int:
         """Have at least this many threads, the caller's among them; how many there are."""

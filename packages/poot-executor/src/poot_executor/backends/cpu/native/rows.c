@@ -165,19 +165,68 @@ void poot_gated(const float *x, long ldx, float *out, long rows, long width, int
         }
 }
 
-/* Rotate `heads` heads of `width` columns a row by the row's table of `dim`/2 cosines and as many sines: pairs are
-   (i, i + dim/2), or (2 i, 2 i + 1) when `interleaved`. x has a pitch of ldx, out is dense. */
-void poot_rotary(const float *x, long ldx, const float *table, float *out, long rows, long heads, long width, long dim,
-                 int interleaved) {
-    long half = dim / 2, step = interleaved ? 2 : 1, apart = interleaved ? 1 : half;
-    for (long r = 0; r < rows; r++, table += dim)
-        for (long h = 0; h < heads; h++, out += width) {
-            const float *from = x + r * ldx + h * width;
-            for (long i = 0; i < half; i++) {
-                float a = from[i * step], b = from[i * step + apart], c = table[i], s = table[half + i];
-                out[i * step] = a * c - b * s;
-                out[i * step + apart] = b * c + a * s;
-            }
-            for (long i = dim; i < width; i++) out[i] = from[i];
+typedef struct {
+    const float *q, *k, *v, *table, *norms;
+    const int32_t *slots;
+    float *out, *k_pool, *v_pool;
+    long ldq, ldk, ldv, heads, kv_heads, width, dim;
+    float offset, eps;
+    int interleaved;
+} rotary_t;
+
+/* One head: normed if NORM, rotated, into out. NORM and step are constants wherever this is inlined. */
+__attribute__((always_inline)) static inline void turn(const rotary_t *job, const float *restrict x,
+                                                       const float *restrict table, const float *restrict weight,
+                                                       float *restrict out, const int NORM, long step, long apart) {
+    long half = job->dim / 2;
+    float offset = job->offset, scale = 1.0f;
+    if (NORM) scale /= sqrtf(squares(x, job->width) / (float)job->width + job->eps);
+    for (long i = 0; i < half; i++) {
+        float a = x[i * step], b = x[i * step + apart], c = table[i], s = table[half + i];
+        if (NORM) {
+            a *= scale * (weight[i * step] + offset);
+            b *= scale * (weight[i * step + apart] + offset);
         }
+        out[i * step] = a * c - b * s;
+        out[i * step + apart] = b * c + a * s;
+    }
+    for (long i = job->dim; i < job->width; i++) out[i] = NORM ? x[i] * scale * (weight[i] + offset) : x[i];
+}
+
+static void turn_heads(const rotary_t *job, const float *x, const float *table, const float *weight, float *out,
+                       long heads) {
+    long half = job->dim / 2;
+    for (long h = 0; h < heads; h++, x += job->width, out += job->width)
+        if (job->interleaved)
+            weight ? turn(job, x, table, weight, out, 1, 2, 1) : turn(job, x, table, weight, out, 0, 2, 1);
+        else
+            weight ? turn(job, x, table, weight, out, 1, 1, half) : turn(job, x, table, weight, out, 0, 1, half);
+}
+
+static void rotary_rows(const void *given, long first, long last) {
+    const rotary_t *job = given;
+    const float *k_norm = job->norms ? job->norms + job->width : NULL;
+    long kv_width = job->kv_heads * job->width;
+    for (long r = first; r < last; r++) {
+        const float *table = job->table + r * job->dim;
+        long at = job->slots[r] * kv_width;
+        turn_heads(job, job->q + r * job->ldq, table, job->norms, job->out + r * job->heads * job->width, job->heads);
+        turn_heads(job, job->k + r * job->ldk, table, k_norm, job->k_pool + at, job->kv_heads);
+        memcpy(job->v_pool + at, job->v + r * job->ldv, (size_t)kv_width * sizeof(float));
+    }
+}
+
+/* For each row: `heads` heads of q, rotated, to out; `kv_heads` of k, rotated, and of v, as they are, to the row's slot
+   of the pools; no two rows have the same slot. Heads have `width` columns, of which the first `dim` are rotated, in
+   pairs (i, i + dim/2), or (2 i, 2 i + 1) when `interleaved`; a row of the table is `dim`/2 cosines and as many sines.
+   Where there are norms (the weights for q, then those for k), heads of q and k are first divided by their root mean
+   square. q, k and v have pitches, all else is dense. One caller at a time. */
+void poot_rotary_kv_write(const float *q, long ldq, const float *k, long ldk, const float *v, long ldv,
+                          const float *table, const int32_t *slots, const float *norms, float offset, float eps,
+                          float *out, float *k_pool, float *v_pool, long rows, long heads, long kv_heads, long width,
+                          long dim, int interleaved) {
+    rotary_t job = {q,   k,   v,     table,    norms, slots, out,    k_pool, v_pool,     ldq,
+                    ldk, ldv, heads, kv_heads, width, dim,   offset, eps,    interleaved};
+    /* Handing rows to other threads costs some microseconds, which some hundred thousand columns are worth. */
+    poot_run(rotary_rows, &job, rows, poot_grain(rows, 1 + 262144 / ((heads + 2 * kv_heads) * width)));
 }

@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from poot_executor.backends.triton.kernels.kernel import begin_kernel
+
 CHUNK = 4096
 _NOWHERE: tl.constexpr = tl.constexpr(2**30)
 
@@ -43,12 +45,13 @@ def load_chunk(logits, pitch, width, CHUNK: tl.constexpr):
 @triton.jit
 def chunk_best(
     logits, pitch, width, best, ids, least, live,
-    LIVE: tl.constexpr, CHUNK: tl.constexpr, LEAST: tl.constexpr,
+    LIVE: tl.constexpr, CHUNK: tl.constexpr, LEAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each chunk's greatest logit (NaN counts as infinity), its lowest id, and if LEAST the least finite one."""
     n = tl.program_id(1)
     if n >= tl.load(live + LIVE):
         return
+    begin_kernel(PDL)
     x, at = load_chunk(logits, pitch, width, CHUNK)
     x = visible(x)
     top = tl.max(x, 0)
@@ -74,7 +77,9 @@ def row_best(best, ids, tokens, flags, n, chunks, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def greedy(best, ids, tokens, flags, live, chunks, LIVE: tl.constexpr, CHUNKS: tl.constexpr):
+def greedy(best, ids, tokens, flags, live, chunks, LIVE: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr):
     n = tl.program_id(0)
-    if n < tl.load(live + LIVE):
-        row_best(best, ids, tokens, flags, n, chunks, CHUNKS)
+    if n >= tl.load(live + LIVE):
+        return
+    begin_kernel(PDL)
+    row_best(best, ids, tokens, flags, n, chunks, CHUNKS)

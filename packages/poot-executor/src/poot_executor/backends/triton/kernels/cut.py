@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from poot_executor.backends.triton.kernels.best import load_chunk, ordered, unordered
+from poot_executor.backends.triton.kernels.kernel import begin_kernel
 from poot_executor.ops import RowLayout
 
 EDGES = 16
@@ -71,7 +72,7 @@ def _narrow(edges, sums, target, high, above, chunks, CHUNKS: tl.constexpr, EDGE
 def weigh(
     logits, pitch, width, rows, ints, reals, state, asks, edges, sums, live, chunks,
     LIVE: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, EDGES: tl.constexpr, BLOCK: tl.constexpr,
-    MASS: tl.constexpr, SECOND: tl.constexpr,
+    MASS: tl.constexpr, SECOND: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A round of the search: each chunk's count or mass at or above each edge of the interval, and under its high.
 
@@ -80,6 +81,7 @@ def weigh(
     n = tl.program_id(1)
     if n >= tl.load(live + LIVE):
         return
+    begin_kernel(PDL)
     if tl.load(asks + n * ASKS + MASS) == 0:
         return
     peak, scale = column(state, n, PEAK), column(state, n, SCALE)
@@ -125,12 +127,13 @@ def weigh(
 def gather(
     logits, pitch, width, state, asks, edges, sums, gathered, candidates, live, chunks,
     LIVE: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, EDGES: tl.constexpr, ROOM: tl.constexpr,
-    MASS: tl.constexpr,
+    MASS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Collect the logits of the last interval, in any order; for a count, all from its low on if there is room."""
     n = tl.program_id(1)
     if n >= tl.load(live + LIVE):
         return
+    begin_kernel(PDL)
     if tl.load(asks + n * ASKS + MASS) == 0:
         return
     target = tl.load(state + n * STATE + _TARGET)
@@ -185,12 +188,13 @@ def _bisect(source, length, low, top, high, above, target, peak, scale, MASS: tl
 @triton.jit
 def settle(
     logits, pitch, width, rows, reals, state, asks, gathered, candidates, live,
-    LIVE: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr, MASS: tl.constexpr,
+    LIVE: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr, MASS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Set the row's cut. A count's candidates, if complete, also settle the cut by mass."""
     n = tl.program_id(0)
     if n >= tl.load(live + LIVE):
         return
+    begin_kernel(PDL)
     if tl.load(asks + n * ASKS + MASS) == 0:
         return
     peak, scale = column(state, n, PEAK), column(state, n, SCALE)

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from poot_executor.backends.triton.kernels.best import load_chunk, row_best
 from poot_executor.backends.triton.kernels.cut import ASKS, CUT, DRAW, ONE, PEAK, SCALE, STATE, column
+from poot_executor.backends.triton.kernels.kernel import begin_kernel
 from poot_executor.ops import RowLayout
 
 WIDEST = 2**19  # logits whose masses cannot overflow 63 bits
@@ -30,12 +31,13 @@ _MIN_P: tl.constexpr = tl.constexpr(RowLayout.MIN_P)
 @triton.jit
 def begin(
     best, ids, least, rows, ints, reals, tokens, flags, state, asks, gathered, live, width, chunks,
-    LIVE: tl.constexpr, CHUNKS: tl.constexpr,
+    LIVE: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The greedy token, which stays where nothing is drawn; what each row asks for; and its first state."""
     n = tl.program_id(0)
     if n >= tl.load(live + LIVE):
         return
+    begin_kernel(PDL)
     peak, usable = row_best(best, ids, tokens, flags, n, chunks, CHUNKS)
     row = tl.load(rows + n)
     temperature = tl.load(reals + row * _FLOATS + _TEMPERATURE)
@@ -74,12 +76,13 @@ def _kept(x, peak, scale, cut, min_p):
 @triton.jit
 def keep(
     logits, pitch, width, rows, reals, state, asks, masses, live,
-    LIVE: tl.constexpr, CHUNK: tl.constexpr,
+    LIVE: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each chunk's surviving mass."""
     n = tl.program_id(1)
     if n >= tl.load(live + LIVE):
         return
+    begin_kernel(PDL)
     if tl.load(asks + n * ASKS + DRAW) == 0:
         return
     x, _ = load_chunk(logits, pitch, width, CHUNK)
@@ -91,12 +94,13 @@ def keep(
 @triton.jit
 def pick(
     logits, pitch, width, rows, ints, reals, state, asks, masses, tokens, live, chunks,
-    LIVE: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
+    LIVE: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The first token in id order whose running mass exceeds the drawn share; greedy's if nothing survived."""
     n = tl.program_id(0)
     if n >= tl.load(live + LIVE):
         return
+    begin_kernel(PDL)
     if tl.load(asks + n * ASKS + DRAW) == 0:
         return
     row = tl.load(rows + n)

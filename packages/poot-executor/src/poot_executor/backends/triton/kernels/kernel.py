@@ -38,12 +38,13 @@ UNBOUNDED = 2**30
 def begin_kernel(PDL: tl.constexpr):
     """Programmatic dependent launch: programs start while the kernel before still runs, and wait for its results here.
 
-    The next kernel may start as soon as all programs of this one run: it waits in the same place, for this one's end,
-    which comes after that of the one before. Does not compile for AMD, hence the constant.
+    Only then may the next kernel start, so that programs that wait are few. Before this call only weights and live
+    counts may be read. Programs that have no live work may leave before it, if any other program of the kernel stays.
+    Does not compile for AMD, hence the constant.
     """
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 class TritonKernel:

@@ -1,4 +1,4 @@
-"""Products by cuBLAS over dense weights, and the embedding gather."""
+"""Products by the library (cuBLAS) over dense weights, and the embedding gather."""
 
 from __future__ import annotations
 
@@ -51,57 +51,6 @@ class LinearKernel(TritonKernel):
             out.add_(bias)
 
         return run
-
-
-@triton.jit
-def _one_row(
-    x, w, bias, out, n, k, ROWS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """A few rows of the weight with one row of x. The first weights are on their way before x is there."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    at = tl.arange(0, BLOCK)
-    source = w + row.to(tl.int64)[:, None] * k + at[None, :]
-    if EVEN:
-        first = tl.load(source, eviction_policy="evict_first")
-        begin_kernel(PDL)
-        sums = first.to(tl.float32) * tl.load(x + at).to(tl.float32)[None, :]
-        for start in range(BLOCK, k, BLOCK):
-            part = tl.load(source + start, eviction_policy="evict_first").to(tl.float32)
-            sums += part * tl.load(x + start + at).to(tl.float32)[None, :]
-    else:
-        begin_kernel(PDL)
-        sums = tl.zeros((ROWS, BLOCK), tl.float32)
-        for start in range(0, k, BLOCK):
-            more = at < k - start
-            part = tl.load(source + start, mask=(row < n)[:, None] & more[None, :], other=0.0).to(tl.float32)
-            sums += part * tl.load(x + start + at, mask=more, other=0.0).to(tl.float32)[None, :]
-    value = tl.sum(sums, 1)
-    if BIAS:
-        value += tl.load(bias + row, mask=row < n, other=0.0)
-    tl.store(out + row, value, mask=row < n)
-
-
-@TRITON_KERNELS.register(Linear, preferred=True)
-class OneRowLinearKernel(LinearKernel):
-    """For a single token, where reading the weights is all there is to do."""
-
-    name = "matrix-vector"
-
-    def accepts(self, site: Site) -> str | None:
-        return None if site.inputs[0].shape[0] == 1 else "more than one row"
-
-    def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
-        op = site.op
-        assert isinstance(op, Linear)
-        x, out, weight = view(operands.input(0)), view(operands.outputs[0]), operands.held[0]
-        bias = operands.held[1] if op.bias else weight
-        n, k = weight.shape
-        block = min(2048, triton.next_power_of_2(k))
-        even = n % 2 == 0 and k % block == 0
-        return lambda: _one_row[(triton.cdiv(n, 2),)](
-            x, weight, bias, out, n, k, ROWS=2, BLOCK=block, BIAS=op.bias, EVEN=even, num_warps=8, **device.launch
-        )
 
 
 @triton.jit

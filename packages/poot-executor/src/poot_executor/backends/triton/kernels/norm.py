@@ -1,11 +1,10 @@
-"""Root mean square norms, with the residual's addition, and rotary embedding."""
+"""Root mean square norms, with the residual's addition."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
@@ -18,7 +17,7 @@ from poot_executor.backends.triton.kernels.kernel import (
     view,
 )
 from poot_executor.kernels.kernel import Operands, Site, WeightForm
-from poot_executor.ops import AddRmsNorm, RmsNorm, Rotary, RotaryTable
+from poot_executor.ops import AddRmsNorm, RmsNorm
 
 _WIDEST = 16384
 
@@ -28,12 +27,14 @@ def _rms_norm(
     x, residual, weight, out, total, live, pitch, head_pitch, width, eps, offset,
     HEADS: tl.constexpr, ADD: tl.constexpr, LIVE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    begin_kernel(PDL)
     program = tl.program_id(0)
     row = program // HEADS
-    if row < tl.load(live + LIVE):
-        at = tl.arange(0, BLOCK)
-        mask = at < width
+    count = tl.load(live + LIVE)
+    at = tl.arange(0, BLOCK)
+    mask = at < width
+    w = tl.load(weight + at, mask=mask, other=0.0) + offset
+    begin_kernel(PDL)
+    if row < count:
         a = tl.load(x + row * pitch + program % HEADS * head_pitch + at, mask=mask, other=0.0).to(tl.float32)
         if ADD:
             a += tl.load(residual + program * width + at, mask=mask, other=0.0).to(tl.float32)
@@ -41,7 +42,6 @@ def _rms_norm(
             # The norm is that of the sum as it is kept.
             a = a.to(total.dtype.element_ty).to(tl.float32)
         scale = 1.0 / tl.sqrt(tl.sum(a * a) / width + eps)
-        w = tl.load(weight + at, mask=mask, other=0.0) + offset
         tl.store(out + program * width + at, a * scale * w, mask=mask)
 
 
@@ -77,91 +77,3 @@ class RmsNormKernel(_Norm):
 class AddRmsNormKernel(_Norm):
     def accepts(self, site: Site) -> str | None:
         return super().accepts(site) if len(site.inputs[0].shape) == 2 else "it has more than two dimensions"
-
-
-@triton.jit
-def _rotary_table(
-    positions,
-    frequencies,
-    table,
-    live,
-    magnitude,
-    LIVE: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    begin_kernel(PDL)
-    row = tl.program_id(0)
-    if row < tl.load(live + LIVE):
-        at = tl.arange(0, BLOCK)
-        mask = at < HALF
-        angle = tl.load(positions + row).to(tl.float32) * tl.load(frequencies + at, mask=mask)
-        tl.store(table + row * 2 * HALF + at, tl.cos(angle) * magnitude, mask=mask)
-        tl.store(table + row * 2 * HALF + HALF + at, tl.sin(angle) * magnitude, mask=mask)
-
-
-@TRITON_KERNELS.register(RotaryTable)
-class RotaryTableKernel(TritonKernel):
-    def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
-        op = site.op
-        assert isinstance(op, RotaryTable)
-        positions, table, live = view(operands.input(0)), view(operands.outputs[0]), device.live
-        frequencies = torch.tensor(op.spec.inverse_frequencies, dtype=torch.float32, device=table.device)
-        half, index = len(frequencies), live_index(site.inputs[0])
-        block, magnitude = triton.next_power_of_2(half), op.spec.magnitude
-        return lambda: _rotary_table[(len(positions),)](
-            positions,
-            frequencies,
-            table,
-            live,
-            magnitude,
-            LIVE=index,
-            HALF=half,
-            BLOCK=block,
-            **device.launch,
-        )
-
-
-@triton.jit
-def _rotary(
-    x, table, out, live, pitch, head_pitch, heads, width,
-    LIVE: tl.constexpr, HALF: tl.constexpr, STEP: tl.constexpr, APART: tl.constexpr,
-    BLOCK: tl.constexpr, HEADS: tl.constexpr, TAIL: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    begin_kernel(PDL)
-    row = tl.program_id(0)
-    if row < tl.load(live + LIVE):
-        head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
-        at = tl.arange(0, BLOCK)[None, :]
-        mask = (at < HALF) & (head < heads)
-        cos = tl.load(table + row * 2 * HALF + at, mask=at < HALF)
-        sin = tl.load(table + row * 2 * HALF + HALF + at, mask=at < HALF)
-        source = x + row * pitch + head * head_pitch
-        target = out + (row * heads + head) * width
-        a = tl.load(source + at * STEP, mask=mask).to(tl.float32)
-        b = tl.load(source + at * STEP + APART, mask=mask).to(tl.float32)
-        tl.store(target + at * STEP, a * cos - b * sin, mask=mask)
-        tl.store(target + at * STEP + APART, b * cos + a * sin, mask=mask)
-        if TAIL > 0:
-            rest = tl.arange(0, TAIL)[None, :] + 2 * HALF
-            more = (rest < width) & (head < heads)
-            tl.store(target + rest, tl.load(source + rest, mask=more), mask=more)
-
-
-@TRITON_KERNELS.register(Rotary)
-class RotaryKernel(TritonKernel):
-    def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
-        op = site.op
-        assert isinstance(op, Rotary)
-        x, table, out = view(operands.input(0)), view(operands.input(1)), view(operands.outputs[0])
-        rows, heads, width = x.shape
-        half, live, index = table.shape[1] // 2, device.live, live_index(site.inputs[0])
-        step, apart = (1, half) if op.style == "half" else (2, 1)
-        block, together = triton.next_power_of_2(half), min(8, triton.next_power_of_2(heads))
-        tail = triton.next_power_of_2(width - 2 * half) if width > 2 * half else 0
-        return lambda: _rotary[(rows, triton.cdiv(heads, together))](
-            x, table, out, live, x.stride(0), x.stride(1), heads, width,
-            LIVE=index, HALF=half, STEP=step, APART=apart, BLOCK=block, HEADS=together, TAIL=tail,
-            **device.launch,
-        )  # fmt: skip

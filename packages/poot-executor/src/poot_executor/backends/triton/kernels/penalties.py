@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from poot_executor.backends.triton.kernels.best import load_chunk
+from poot_executor.backends.triton.kernels.kernel import begin_kernel
 from poot_executor.ops import RowLayout
 
 _INTS: tl.constexpr = tl.constexpr(RowLayout.INTS)
@@ -45,21 +46,26 @@ def _penalise(x, count, reals, row):
 
 
 @triton.jit
-def clear(counts, rows, reals, live, width, LIVE: tl.constexpr, CHUNK: tl.constexpr):
+def clear(counts, rows, reals, live, width, LIVE: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr):
     n = tl.program_id(1)
     if n >= tl.load(live + LIVE):
         return
+    begin_kernel(PDL)
     if _penalised(reals, tl.load(rows + n)):
         at = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
         tl.store(counts + n.to(tl.int64) * width + at, tl.zeros((CHUNK,), tl.int32), mask=at < width)
 
 
 @triton.jit
-def count(counts, rows, ints, reals, history, history_pitch, live, width, LIVE: tl.constexpr, BLOCK: tl.constexpr):
+def count(
+    counts, rows, ints, reals, history, history_pitch, live, width,
+    LIVE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Count tokens of the output and mark those of the prompt; programs over (positions, rows)."""
     n = tl.program_id(1)
     if n >= tl.load(live + LIVE):
         return
+    begin_kernel(PDL)
     row = tl.load(rows + n)
     length = tl.load(ints + row * _INTS + _LENGTH)
     start = tl.program_id(0) * BLOCK
@@ -77,12 +83,14 @@ def count(counts, rows, ints, reals, history, history_pitch, live, width, LIVE: 
 
 @triton.jit
 def set_aside(
-    counts, rows, ints, reals, bias_ids, bias_pitch, aside, live, width, LIVE: tl.constexpr, BLOCK: tl.constexpr
-):
+    counts, rows, ints, reals, bias_ids, bias_pitch, aside, live, width,
+    LIVE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Counts of the biased tokens; programs over (bias entries, rows)."""
     n = tl.program_id(1)
     if n >= tl.load(live + LIVE):
         return
+    begin_kernel(PDL)
     row = tl.load(rows + n)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < tl.load(ints + row * _INTS + _BIAS_COUNT)
@@ -95,11 +103,15 @@ def set_aside(
 
 
 @triton.jit
-def adjust(logits, pitch, width, counts, result, rows, reals, live, LIVE: tl.constexpr, CHUNK: tl.constexpr):
+def adjust(
+    logits, pitch, width, counts, result, rows, reals, live,
+    LIVE: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Penalised logits over their counts; `counts` and `result` are the same storage."""
     n = tl.program_id(1)
     if n >= tl.load(live + LIVE):
         return
+    begin_kernel(PDL)
     row = tl.load(rows + n)
     x, at = load_chunk(logits, pitch, width, CHUNK)
     place = n.to(tl.int64) * width + at
@@ -111,12 +123,13 @@ def adjust(logits, pitch, width, counts, result, rows, reals, live, LIVE: tl.con
 @triton.jit
 def bias(
     logits, pitch, width, rows, ints, reals, bias_ids, bias_values, bias_pitch, aside, result, live,
-    LIVE: tl.constexpr, BLOCK: tl.constexpr,
+    LIVE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Adjust the biased tokens anew; entries of one token add up, and each of them stores their sum's result."""
     n = tl.program_id(1)
     if n >= tl.load(live + LIVE):
         return
+    begin_kernel(PDL)
     row = tl.load(rows + n)
     entries = tl.load(ints + row * _INTS + _BIAS_COUNT)
     start = tl.program_id(0) * BLOCK
@@ -137,11 +150,14 @@ def bias(
 
 
 @triton.jit
-def ban(result, width, rows, ints, ends, live, count, LIVE: tl.constexpr, BLOCK: tl.constexpr):
+def ban(
+    result, width, rows, ints, ends, live, count, LIVE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
     """Minus infinity at the `count` ends of rows that are too short."""
     n = tl.program_id(0)
     if n >= tl.load(live + LIVE):
         return
+    begin_kernel(PDL)
     numbers = ints + tl.load(rows + n) * _INTS
     if tl.load(numbers + _LENGTH) < tl.load(numbers + _MIN_LENGTH):
         at = tl.arange(0, BLOCK)

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
 from poot_executor.backends.triton.kernels.kernel import TRITON_KERNELS, TritonKernel, begin_kernel, live_index, view
 from poot_executor.kernels.kernel import Operands, Site
 from poot_executor.ops import Add, GatedActivation, Mul, Scale, SoftCap
+from poot_executor.ops.pointwise import Activation
 
 _ADD, _MUL, _SCALE, _SOFTCAP = range(4)
 
@@ -105,9 +107,10 @@ class SoftCapKernel(_Elementwise):
 
 @triton.jit
 def _gated(x, out, live, pitch, width, LIVE: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    begin_kernel(PDL)
     row = tl.program_id(0)
-    if row < tl.load(live + LIVE):
+    count = tl.load(live + LIVE)
+    begin_kernel(PDL)
+    if row < count:
         at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         mask = at < width
         gate = tl.load(x + row * pitch + at, mask=mask).to(tl.float32)
@@ -118,16 +121,21 @@ def _gated(x, out, live, pitch, width, LIVE: tl.constexpr, GELU: tl.constexpr, B
         tl.store(out + row * width + at, gate * tl.sigmoid(u) * up, mask=mask)
 
 
+def gate_rows(
+    activation: Activation, x: torch.Tensor, out: torch.Tensor, index: int, device: Any
+) -> Callable[[], object]:
+    """activation(gate) * up over live rows x = [gate | up]; `index` is the place of their count in `device.live`."""
+    rows, width = prod(out.shape[:-1]), out.shape[-1]
+    block = min(1024, triton.next_power_of_2(width))
+    grid = (rows, triton.cdiv(width, block))
+    pitch, live, gelu = x.stride(0), device.live, activation == "gelu_tanh"
+    return lambda: _gated[grid](x, out, live, pitch, width, LIVE=index, GELU=gelu, BLOCK=block, **device.launch)
+
+
 @TRITON_KERNELS.register(GatedActivation)
 class GatedActivationKernel(TritonKernel):
     def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
         op = site.op
         assert isinstance(op, GatedActivation)
         x, out = view(operands.input(0)), view(operands.outputs[0])
-        rows, width = prod(out.shape[:-1]), out.shape[-1]
-        block = min(1024, triton.next_power_of_2(width))
-        grid = (rows, triton.cdiv(width, block))
-        index, live, gelu = live_index(site.inputs[0]), device.live, op.activation == "gelu_tanh"
-        return lambda: _gated[grid](
-            x, out, live, x.stride(0), width, LIVE=index, GELU=gelu, BLOCK=block, **device.launch
-        )
+        return gate_rows(op.activation, x, out, live_index(site.inputs[0]), device)

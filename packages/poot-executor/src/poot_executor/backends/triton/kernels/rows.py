@@ -54,39 +54,41 @@ def _unpack(
     block, ids, positions, of_row, runs, ints, history, live, history_pitch, rows,
     INTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    begin_kernel(PDL)
     run = tl.program_id(0)
     count = tl.load(live + 1)
+    begin_kernel(PDL)
+    # Read before the run is known to be live, which its reads then need not wait for; the block has room for all runs.
     base = block + _HEADER
+    row = tl.load(base + run * 4)
+    first = tl.load(base + run * 4 + 1)
+    length = tl.load(base + run * 4 + 2)
+    flags = tl.load(base + run * 4 + 3)
+    before = tl.arange(0, ROWS)
+    lengths = tl.load(base + before * 4 + 2, mask=before < run, other=0)
     if run >= count:
         tl.store(runs + run * 4 + tl.arange(0, 4), tl.zeros((4,), tl.int32))
-    else:
-        before = tl.arange(0, ROWS)
-        at = tl.sum(tl.load(base + before * 4 + 2, mask=before < run, other=0))
-        row = tl.load(base + run * 4)
-        first = tl.load(base + run * 4 + 1)
-        length = tl.load(base + run * 4 + 2)
-        flags = tl.load(base + run * 4 + 3)
-        if first < 0:
-            first = tl.load(ints + row * INTS + _LENGTH)
-        given = base + rows * 4 + at
-        kept = history + row.to(tl.int64) * history_pitch + first
-        for start in range(0, length, BLOCK):
-            i = start + tl.arange(0, BLOCK)
-            mask = i < length
-            if flags & 1:
-                token = tl.load(given + i, mask=mask)
-                tl.store(kept + i, token, mask=mask)
-            else:
-                token = tl.load(kept + i, mask=mask)
-            tl.store(ids + at + i, token, mask=mask)
-            tl.store(positions + at + i, first + i, mask=mask)
-            tl.store(of_row + at + i, tl.zeros_like(i) + row, mask=mask)
-        tl.store(runs + run * 4, row)
-        tl.store(runs + run * 4 + 1, first)
-        tl.store(runs + run * 4 + 2, length)
-        tl.store(runs + run * 4 + 3, flags)
-        tl.store(ints + row * INTS + _LENGTH, first + length)
+        return
+    at = tl.sum(lengths)
+    if first < 0:
+        first = tl.load(ints + row * INTS + _LENGTH)
+    given = base + rows * 4 + at
+    kept = history + row.to(tl.int64) * history_pitch + first
+    for start in range(0, length, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        mask = i < length
+        if flags & 1:
+            token = tl.load(given + i, mask=mask)
+            tl.store(kept + i, token, mask=mask)
+        else:
+            token = tl.load(kept + i, mask=mask)
+        tl.store(ids + at + i, token, mask=mask)
+        tl.store(positions + at + i, first + i, mask=mask)
+        tl.store(of_row + at + i, tl.zeros_like(i) + row, mask=mask)
+    tl.store(runs + run * 4, row)
+    tl.store(runs + run * 4 + 1, first)
+    tl.store(runs + run * 4 + 2, length)
+    tl.store(runs + run * 4 + 3, flags)
+    tl.store(ints + row * INTS + _LENGTH, first + length)
 
 
 @TRITON_KERNELS.register(UnpackStep)
@@ -97,7 +99,8 @@ class UnpackStepKernel(TritonKernel):
         rows = len(ints)
         return lambda: _unpack[(rows,)](
             block, ids, positions, of_row, runs, ints, history, live, history.stride(0), rows,
-            INTS=RowLayout.INTS, ROWS=triton.next_power_of_2(rows), BLOCK=128, **device.launch)  # fmt: skip
+            INTS=RowLayout.INTS, ROWS=triton.next_power_of_2(rows), BLOCK=256, num_warps=1, **device.launch,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -113,9 +116,12 @@ def _slot_map(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    start, count = tl.program_id(0) * BLOCK, tl.load(live + LIVE)
+    if start >= count:
+        return
     begin_kernel(PDL)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = i < tl.load(live + LIVE)
+    i = start + tl.arange(0, BLOCK)
+    mask = i < count
     position = tl.load(positions + i, mask=mask, other=0)
     row = tl.load(of_row + i, mask=mask, other=0)
     page = tl.load(table + row * width + (position // PAGE) % width, mask=mask, other=0)
@@ -146,15 +152,16 @@ class SlotMapKernel(TritonKernel):
 
 @triton.jit
 def _keep_last(hidden, runs, kept, live, width, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    begin_kernel(PDL)
     run = tl.program_id(0)
-    if run < tl.load(live + 1):
-        upto = tl.arange(0, ROWS)
-        last = tl.sum(tl.load(runs + upto * 4 + 2, mask=upto <= run, other=0)) - 1
-        row = tl.load(runs + run * 4)
-        at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        mask = at < width
-        tl.store(kept + row * width + at, tl.load(hidden + last * width + at, mask=mask), mask=mask)
+    if run >= tl.load(live + 1):
+        return
+    begin_kernel(PDL)
+    upto = tl.arange(0, ROWS)
+    last = tl.sum(tl.load(runs + upto * 4 + 2, mask=upto <= run, other=0)) - 1
+    row = tl.load(runs + run * 4)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < width
+    tl.store(kept + row * width + at, tl.load(hidden + last * width + at, mask=mask), mask=mask)
 
 
 @TRITON_KERNELS.register(KeepLast)
@@ -183,13 +190,14 @@ class KeepLastKernel(TritonKernel):
 
 @triton.jit
 def _gather(x, index, out, live, width, LIVE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    begin_kernel(PDL)
     row = tl.program_id(0)
-    if row < tl.load(live + LIVE):
-        source = tl.load(index + row)
-        at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        mask = at < width
-        tl.store(out + row * width + at, tl.load(x + source * width + at, mask=mask), mask=mask)
+    if row >= tl.load(live + LIVE):
+        return
+    begin_kernel(PDL)
+    source = tl.load(index + row)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < width
+    tl.store(out + row * width + at, tl.load(x + source * width + at, mask=mask), mask=mask)
 
 
 @TRITON_KERNELS.register(GatherRows)
@@ -218,9 +226,12 @@ def _commit(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    start, count = tl.program_id(0) * BLOCK, tl.load(live + LIVE)
+    if start >= count:
+        return
     begin_kernel(PDL)
-    i = tl.arange(0, BLOCK)
-    mask = i < tl.load(live + LIVE)
+    i = start + tl.arange(0, BLOCK)
+    mask = i < count
     row = tl.load(rows + i, mask=mask, other=0)
     length = tl.load(ints + row * INTS + _LENGTH, mask=mask, other=0)
     tl.store(history + row.to(tl.int64) * pitch + length, tl.load(tokens + i, mask=mask, other=0), mask=mask)
@@ -231,8 +242,8 @@ class CommitTokensKernel(TritonKernel):
     def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
         tokens, rows, ints = (view(operands.input(i)) for i in range(3))
         history, live, index = view(operands.outputs[0]), device.live, LIVE_INDEX["rows"]
-        block = triton.next_power_of_2(len(tokens))
-        return lambda: _commit[(1,)](
+        # One block size for all capacities: one kernel to compile.
+        return lambda: _commit[(triton.cdiv(len(tokens), 64),)](
             tokens,
             rows,
             ints,
@@ -241,6 +252,7 @@ class CommitTokensKernel(TritonKernel):
             history.stride(0),
             INTS=RowLayout.INTS,
             LIVE=index,
-            BLOCK=block,
+            BLOCK=64,
+            num_warps=2,
             **device.launch,
         )

@@ -58,13 +58,18 @@ def _size(site: Site) -> tuple[int, int]:
     return site.outputs[0].shape[0], triton.cdiv(site.inputs[0].shape[1], CHUNK)
 
 
+def _launch(site: Site, device: Any) -> dict[str, Any]:
+    """Arguments of every launch over the site's rows."""
+    return {"LIVE": live_index(site.outputs[0]), **device.launch}
+
+
 @TRITON_KERNELS.register(Greedy)
 class GreedyKernel(_Sampling):
     def parts(self, site: Site) -> tuple[Part, ...]:
         return (_size(site), torch.float32), (_size(site), torch.int32)
 
     def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
-        logits, live, index = view(operands.input(0)), device.live, live_index(site.outputs[0])
+        logits, live, launch = view(operands.input(0)), device.live, _launch(site, device)
         tokens, flags = (view(output) for output in operands.outputs)
         greatest, ids = _carve(operands.workspace, self.parts(site))
         rows, chunks = _size(site)
@@ -72,9 +77,9 @@ class GreedyKernel(_Sampling):
 
         def run() -> None:
             best.chunk_best[(chunks, rows)](
-                logits, pitch, width, greatest, ids, greatest, live, LIVE=index, CHUNK=CHUNK, LEAST=False, num_warps=8
+                logits, pitch, width, greatest, ids, greatest, live, CHUNK=CHUNK, LEAST=False, num_warps=8, **launch
             )
-            best.greedy[(rows,)](greatest, ids, tokens, flags, live, chunks, LIVE=index, CHUNKS=across, num_warps=1)
+            best.greedy[(rows,)](greatest, ids, tokens, flags, live, chunks, CHUNKS=across, num_warps=1, **launch)
 
         return run
 
@@ -107,7 +112,7 @@ class DrawKernel(_Sampling):
         greatest, ids, least, state, asks, edges, sums, gathered, candidates, masses = _carve(
             operands.workspace, self.parts(site)
         )
-        live, index, (count, chunks) = device.live, live_index(site.outputs[0]), _size(site)
+        live, launch, (count, chunks) = device.live, _launch(site, device), _size(site)
         pitch, width, across = logits.stride(0), logits.shape[1], triton.next_power_of_2(chunks)
         wide, narrow = (chunks, count), (count,)
 
@@ -115,34 +120,34 @@ class DrawKernel(_Sampling):
             for second in (False, True):
                 cut.weigh[wide](
                     logits, pitch, width, rows, ints, reals, state, asks, edges, sums, live, chunks,
-                    LIVE=index, CHUNK=CHUNK, CHUNKS=across, EDGES=cut.EDGES, BLOCK=512, MASS=mass, SECOND=second,
-                    num_warps=4,
+                    CHUNK=CHUNK, CHUNKS=across, EDGES=cut.EDGES, BLOCK=512, MASS=mass, SECOND=second,
+                    num_warps=4, **launch,
                 )  # fmt: skip
             cut.gather[wide](
                 logits, pitch, width, state, asks, edges, sums, gathered, candidates, live, chunks,
-                LIVE=index, CHUNK=CHUNK, CHUNKS=across, EDGES=cut.EDGES, ROOM=cut.ROOM, MASS=mass, num_warps=8,
+                CHUNK=CHUNK, CHUNKS=across, EDGES=cut.EDGES, ROOM=cut.ROOM, MASS=mass, num_warps=8, **launch,
             )  # fmt: skip
             cut.settle[narrow](
                 logits, pitch, width, rows, reals, state, asks, gathered, candidates, live,
-                LIVE=index, ROOM=cut.ROOM, BLOCK=4096, MASS=mass, num_warps=16,
+                ROOM=cut.ROOM, BLOCK=4096, MASS=mass, num_warps=16, **launch,
             )  # fmt: skip
 
         def run() -> None:
             best.chunk_best[wide](
-                logits, pitch, width, greatest, ids, least, live, LIVE=index, CHUNK=CHUNK, LEAST=True, num_warps=8
+                logits, pitch, width, greatest, ids, least, live, CHUNK=CHUNK, LEAST=True, num_warps=8, **launch
             )
             draw.begin[narrow](
                 greatest, ids, least, rows, ints, reals, tokens, flags, state, asks, gathered, live, width, chunks,
-                LIVE=index, CHUNKS=across, num_warps=1,
+                CHUNKS=across, num_warps=1, **launch,
             )  # fmt: skip
             search(mass=False)
             search(mass=True)
             draw.keep[wide](
-                logits, pitch, width, rows, reals, state, asks, masses, live, LIVE=index, CHUNK=CHUNK, num_warps=8
+                logits, pitch, width, rows, reals, state, asks, masses, live, CHUNK=CHUNK, num_warps=8, **launch
             )
             draw.pick[narrow](
                 logits, pitch, width, rows, ints, reals, state, asks, masses, tokens, live, chunks,
-                LIVE=index, CHUNK=CHUNK, CHUNKS=across, num_warps=8,
+                CHUNK=CHUNK, CHUNKS=across, num_warps=8, **launch,
             )  # fmt: skip
 
         return run
@@ -168,22 +173,22 @@ class TopLogProbsKernel(_Sampling):
         logits, given = view(operands.input(0)), view(operands.input(1))
         chosen, ids, values = (view(output) for output in operands.outputs)
         greatest, sums, found, pairs = _carve(operands.workspace, self.parts(site))
-        live, index, (rows, chunks), k = device.live, live_index(site.outputs[0]), _size(site), ids.shape[1]
+        live, launch, (rows, chunks), k = device.live, _launch(site, device), _size(site), ids.shape[1]
         pitch, width, across = logits.stride(0), logits.shape[1], triton.next_power_of_2(chunks)
         slots = triton.next_power_of_2(k)
         warps = max(1, min(16, across * slots // 256))
 
         def run() -> None:
             top.chunk_sum[(chunks, rows)](
-                logits, pitch, width, greatest, sums, live, LIVE=index, CHUNK=CHUNK, num_warps=8
+                logits, pitch, width, greatest, sums, live, CHUNK=CHUNK, num_warps=8, **launch
             )
             top.chunk_top[(chunks, rows)](
                 logits, pitch, width, greatest, found, pairs, live,
-                LIVE=index, CHUNK=CHUNK, CHUNKS=across, K=k, num_warps=8,
+                CHUNK=CHUNK, CHUNKS=across, K=k, num_warps=8, **launch,
             )  # fmt: skip
             top.merge_top[(rows,)](
                 logits, pitch, width, given, greatest, sums, found, pairs, chosen, ids, values, live, chunks,
-                LIVE=index, CHUNKS=across, K=k, SLOTS=slots, num_warps=warps,
+                CHUNKS=across, K=k, SLOTS=slots, num_warps=warps, **launch,
             )  # fmt: skip
 
         return run
@@ -202,29 +207,29 @@ class AdjustLogitsKernel(_Sampling):
         counts = result.view(torch.int32)
         (aside,) = _carve(operands.workspace, self.parts(site))
         ends = torch.tensor(op.ends, dtype=torch.int32, device=result.device)
-        live, index, (count, chunks) = device.live, live_index(site.outputs[0]), _size(site)
+        live, launch, (count, chunks) = device.live, _launch(site, device), _size(site)
         pitch, width, biases, held = logits.stride(0), logits.shape[1], bias_ids.shape[1], history.stride(0)
         wide, positions, entries = (chunks, count), triton.cdiv(history.shape[1], 1024), triton.cdiv(biases, 64)
 
         def run() -> None:
-            penalties.clear[wide](counts, rows, reals, live, width, LIVE=index, CHUNK=CHUNK, num_warps=8)
+            penalties.clear[wide](counts, rows, reals, live, width, CHUNK=CHUNK, num_warps=8, **launch)
             penalties.count[(positions, count)](
-                counts, rows, ints, reals, history, held, live, width, LIVE=index, BLOCK=1024
+                counts, rows, ints, reals, history, held, live, width, BLOCK=1024, **launch
             )
             penalties.set_aside[(entries, count)](
-                counts, rows, ints, reals, bias_ids, biases, aside, live, width, LIVE=index, BLOCK=64, num_warps=2
+                counts, rows, ints, reals, bias_ids, biases, aside, live, width, BLOCK=64, num_warps=2, **launch
             )
             penalties.adjust[wide](
-                logits, pitch, width, counts, result, rows, reals, live, LIVE=index, CHUNK=CHUNK, num_warps=8
+                logits, pitch, width, counts, result, rows, reals, live, CHUNK=CHUNK, num_warps=8, **launch
             )
             penalties.bias[(entries, count)](
                 logits, pitch, width, rows, ints, reals, bias_ids, bias_values, biases, aside, result, live,
-                LIVE=index, BLOCK=64,
+                BLOCK=64, **launch,
             )  # fmt: skip
             if op.ends:
                 block = triton.next_power_of_2(len(ends))
                 penalties.ban[(count,)](
-                    result, width, rows, ints, ends, live, len(ends), LIVE=index, BLOCK=block, num_warps=1
+                    result, width, rows, ints, ends, live, len(ends), BLOCK=block, num_warps=1, **launch
                 )
 
         return run

@@ -11,17 +11,19 @@ import triton
 import triton.language as tl
 
 from poot_executor.backends.triton.kernels.best import load_chunk, ordered, unordered, visible
+from poot_executor.backends.triton.kernels.kernel import begin_kernel
 
 _NONE: tl.constexpr = tl.constexpr(-(2**63))
 _LOW_BITS: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.jit
-def chunk_sum(logits, pitch, width, best, sums, live, LIVE: tl.constexpr, CHUNK: tl.constexpr):
+def chunk_sum(logits, pitch, width, best, sums, live, LIVE: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr):
     """Each chunk's greatest logit (NaN counts as infinity), and its sum of exp(logit - greatest)."""
     n = tl.program_id(1)
     if n >= tl.load(live + LIVE):
         return
+    begin_kernel(PDL)
     x, _ = load_chunk(logits, pitch, width, CHUNK)
     top = tl.max(visible(x), 0)
     total = tl.sum(tl.exp(x - tl.where(top == float("-inf"), 0.0, top)), 0)
@@ -33,12 +35,13 @@ def chunk_sum(logits, pitch, width, best, sums, live, LIVE: tl.constexpr, CHUNK:
 @triton.jit
 def chunk_top(
     logits, pitch, width, best, found, pairs, live,
-    LIVE: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, K: tl.constexpr,
+    LIVE: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each chunk's candidates in falling order, (N, chunks, K), and how many they are."""
     n = tl.program_id(1)
     if n >= tl.load(live + LIVE):
         return
+    begin_kernel(PDL)
     chunks = tl.num_programs(0)
     c = tl.arange(0, CHUNKS)
     top = tl.load(best + n * chunks + c, mask=c < chunks, other=float("-inf"))
@@ -65,12 +68,13 @@ def chunk_top(
 @triton.jit
 def merge_top(
     logits, pitch, width, given, best, sums, found, pairs, chosen, ids, values, live, chunks,
-    LIVE: tl.constexpr, CHUNKS: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr,
+    LIVE: tl.constexpr, CHUNKS: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The row's k most likely tokens among its chunks' candidates, and the given token's log-probability."""
     n = tl.program_id(0)
     if n >= tl.load(live + LIVE):
         return
+    begin_kernel(PDL)
     c = tl.arange(0, CHUNKS)
     top = tl.load(best + n * chunks + c, mask=c < chunks, other=float("-inf"))
     peak = tl.max(top, 0)

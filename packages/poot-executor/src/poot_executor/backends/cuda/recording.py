@@ -1,0 +1,65 @@
+"""Entries as CUDA graphs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from poot_executor.backends.cuda.failure import failure
+from poot_executor.backends.triton.memory import TorchAllocation
+from poot_executor.devices.protocol import Launch, Live
+
+if TYPE_CHECKING:
+    from poot_executor.backends.cuda.device import CudaDevice
+
+
+class GraphRecording:
+    """A CUDA graph. Its live counts are sent only when they change."""
+
+    def __init__(self, device: CudaDevice, launches: Sequence[Launch], live: TorchAllocation) -> None:
+        self._device, self._live, self._last = device, live, Live()
+        # Kept: they own tensors whose addresses the graph has recorded.
+        self._calls = [launch(Live()) for launch in launches]
+        self._graph = capture(device.side, device.pool, self._calls, warm=True)
+
+    def replay(self, live: Live) -> None:
+        if live != self._last:
+            self._device.write(self._live, 0, np.array(live, dtype=np.int32))
+            self._last = live
+        try:
+            self._graph.replay()
+        except RuntimeError as error:
+            raise failure(error) from error
+
+
+def capture(
+    side: torch.cuda.Stream, pool: Any, calls: Sequence[Callable[[], object]], *, warm: bool
+) -> torch.cuda.CUDAGraph:
+    """Record the calls on the stream `side`.
+
+    Not by `torch.cuda.graph`: that empties torch's caches each time, and forbids what the threads of an upload do
+    meanwhile. `warm`: call once before, with no live row, so that kernels are compiled and libraries get their
+    workspaces.
+    """
+    graph = torch.cuda.CUDAGraph()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        if warm:
+            for call in calls:
+                call()
+            side.synchronize()
+        graph.capture_begin(pool, capture_error_mode="thread_local")
+        try:
+            for call in calls:
+                call()
+        except BaseException:
+            # What is captured is thrown away; the stream must not stay in that state.
+            with contextlib.suppress(RuntimeError):
+                graph.capture_end()
+            raise
+        graph.capture_end()
+    return graph

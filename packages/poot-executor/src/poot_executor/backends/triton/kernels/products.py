@@ -1,0 +1,203 @@
+"""Products of a few rows with dense weights: what a decode step spends most of its time on.
+
+The weight's rows are the matrix unit's rows and the step's rows its columns, so that a tile of the weight is read once
+and nothing is padded to 64 rows. A program has one tile of the weight's rows, or, where that leaves multiprocessors
+idle, a part of its columns: then the program that comes last adds up the parts, always in the same order. The copy
+engine fetches the tiles (tensor descriptors), so programs wait for nothing but memory.
+
+What comes before and after a product in a decoder is done here too: the scale of a norm that was put off, bias, gated
+activation, the residual's addition, and the next norm's weights and sums of squares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from poot_executor.ops.deferred import SQUARES
+
+# Rows of a step up to which these products are faster than the library's, which has no dependent launch.
+MOST_ROWS = 64
+
+# More multiprocessors than any device has.
+_MOST_PROCESSORS = 512
+
+GATES = {None: 0, "silu": 1, "gelu_tanh": 2}
+
+
+@triton.jit
+def _all_parts(parts, where, inside, size, splits, BN: tl.constexpr, BM: tl.constexpr):
+    """The sum of a tile's parts, in their order."""
+    value = tl.zeros((BN, BM), tl.float32)
+    for i in range(splits):
+        value += tl.load(parts + i * size + where, mask=inside, other=0.0, cache_modifier=".cg")
+    return value
+
+
+@triton.jit
+def gated(value, up, GATE: tl.constexpr):
+    """SiLU or, if GATE is 2, the tanh form of GELU, times `up`."""
+    inner = value
+    if GATE == 2:
+        inner = 1.5957691216057308 * (value + 0.044715 * value * value * value)
+    return value * tl.sigmoid(inner) * up
+
+
+@triton.jit
+def _fetch_ahead(w, of_n, first, n, k, GATE: tl.constexpr):
+    """Bring a tile's first weights into the cache of the device, 1 KiB of each row, while earlier kernels run."""
+    column = tl.minimum(first + tl.arange(0, 8) * 64, k - 1)
+    line = tl.minimum(of_n, n - 1).to(tl.int64)[:, None] * k + column[None, :]
+    code: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+    tl.inline_asm_elementwise(code, "=r,l", [(w + line).to(tl.int64)], tl.int32, is_pure=False, pack=1)
+    if GATE > 0:
+        line += n.to(tl.int64) * k
+        tl.inline_asm_elementwise(code, "=r,l", [(w + line).to(tl.int64)], tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def _product(
+    x_tiles, w_tiles, w, bias, squares, residual, gain, out, scaled, sums, parts, locks,
+    rows, n, k, span, splits, eps, offset,
+    BN: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr,
+    BIAS: tl.constexpr, GATE: tl.constexpr, PIECES: tl.constexpr, RESIDUAL: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Rows tile*BN on of the weight (of gate and up: n apart), columns part*span on. Tiles are (BN, BM).
+
+    The next kernel may start at once: while this one streams weights there is room for programs that wait.
+    """
+    tile, part = tl.program_id(0), tl.program_id(1)
+    of_n = tile * BN + tl.arange(0, BN)
+    of_m = tl.arange(0, BM)
+    where = of_m[None, :] * n + of_n[:, None]
+    inside = (of_m[None, :] < rows) & (of_n[:, None] < n)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        _fetch_ahead(w, of_n, part * span, n, k, GATE)
+        tl.extra.cuda.gdc_wait()
+    if PIECES > 0:
+        piece = tl.arange(0, PIECES)
+        pieces = tl.cdiv(k, 64)
+        there = (of_m[:, None] < rows) & (piece[None, :] < pieces)
+        norm = tl.load(squares + of_m[:, None] * pieces + piece[None, :], mask=there, other=0.0)
+    if RESIDUAL:
+        kept = tl.load(residual + where, mask=inside, other=0.0)
+    value = tl.zeros((BN, BM), tl.float32)
+    up = tl.zeros((BN, BM), tl.float32)
+    first = part * span
+    for at in tl.range(first, tl.minimum(first + span, k), BK, num_stages=STAGES):
+        of_x = tl.trans(x_tiles.load([0, at]))
+        value = tl.dot(w_tiles.load([tile * BN, at]), of_x, value, input_precision="ieee")
+        if GATE > 0:
+            up = tl.dot(w_tiles.load([n + tile * BN, at]), of_x, up, input_precision="ieee")
+    if SPLIT:
+        tl.store(parts + part * rows * n + where, value, mask=inside)
+        tl.debug_barrier()
+        if tl.atomic_add(locks + tile, 1, sem="acq_rel") < splits - 1:
+            return
+        tl.debug_barrier()
+        tl.store(locks + tile, 0)
+        value = _all_parts(parts, where, inside, rows * n, splits, BN, BM)
+    if PIECES > 0:
+        scale = (1.0 / tl.sqrt(tl.sum(norm, 1) / k + eps))[None, :]
+        value *= scale
+        up *= scale
+    if BIAS:
+        value += tl.load(bias + of_n, mask=of_n < n, other=0.0)[:, None]
+    if GATE > 0:
+        value = gated(value, up, GATE)
+    if RESIDUAL:
+        # The norm is that of the sum as it is kept.
+        value = (value + kept.to(tl.float32)).to(out.dtype.element_ty).to(tl.float32)
+        weight = tl.load(gain + of_n, mask=of_n < n, other=0.0) + offset
+        tl.store(scaled + where, value * weight[:, None], mask=inside)
+        square = tl.sum(tl.where(inside, value * value, 0.0), 0)
+        tl.store(sums + of_m * tl.cdiv(n, BN) + tile, square, mask=of_m < rows)
+    tl.store(out + where, value, mask=inside)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """A program's tile: BN rows of the weight, BK columns a step, `split` parts of the columns."""
+
+    stages: int
+    split: int
+    bn: int = SQUARES
+    bk: int = 128
+    warps: int = 4
+
+
+def tiling(rows: int, n: int, k: int, *, gated: bool, size: int, processors: int, shared: int) -> Tiling:
+    """The fastest found on an H200 (sweeps over the shapes of an 8B decoder, 1 to 64 rows), within `shared` bytes.
+
+    A product of few tiles gets more of its columns under way at once, and its columns cut where even so most
+    multiprocessors would idle. Cutting costs a second pass over the results, so it needs long rows or few tiles.
+    """
+    tiles, split, processors = triton.cdiv(n, SQUARES), 1, min(processors, _MOST_PROCESSORS)
+    while not gated and 2 * split * tiles <= processors:
+        least = 256 if 4 * split * tiles < processors else 2048
+        if k < 2 * split * least or (rows > 32 and 2 * tiles * split >= processors // 2):
+            break
+        split *= 2
+    each = (SQUARES * (2 if gated else 1) + block_rows(rows)) * 128 * size
+    stages = 6 if not gated and tiles * split <= processors else 4
+    return Tiling(max(1, min(stages, (shared - 4096) // each)), split)
+
+
+def block_rows(rows: int) -> int:
+    return max(16, int(triton.next_power_of_2(rows)))
+
+
+def workspace_bytes(rows: int, n: int) -> int:
+    """Float32 results of every part, on the largest device."""
+    cut = 2 * triton.cdiv(n, SQUARES) <= _MOST_PROCESSORS
+    return 4 * rows * SQUARES * _MOST_PROCESSORS if cut else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """x (rows, k) with `weight` (n or, gated, 2n, k) into `out` (rows, n), and what is done around it.
+
+    `squares` and `eps` belong to a norm of x that was put off: x is already times the norm's weight. `residual`, `gain`
+    (weight of the next norm, `offset` added), `scaled` and `sums` make the sum and put that next norm off.
+    """
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    out: torch.Tensor
+    parts: torch.Tensor | None
+    bias: torch.Tensor | None = None
+    gate: str | None = None
+    squares: torch.Tensor | None = None
+    eps: float = 0.0
+    residual: torch.Tensor | None = None
+    gain: torch.Tensor | None = None
+    offset: float = 0.0
+    scaled: torch.Tensor | None = None
+    sums: torch.Tensor | None = None
+
+    def bind(self, how: Tiling, device: Any) -> Callable[[], object]:
+        """The launch. Its locks are zero between runs."""
+        rows, k = self.x.shape
+        n, out, block = self.out.shape[1], self.out, block_rows(rows)
+        tiles, span = triton.cdiv(n, how.bn), triton.cdiv(triton.cdiv(k, how.split), how.bk) * how.bk
+        splits = triton.cdiv(k, span)
+        locks = torch.zeros(tiles, dtype=torch.int32, device=out.device)
+        x_tiles = TensorDescriptor.from_tensor(self.x, [block, how.bk])
+        w_tiles = TensorDescriptor.from_tensor(self.weight, [how.bn, how.bk])
+        pieces = 0 if self.squares is None else triton.next_power_of_2(self.squares.shape[1])
+        tensors = (self.bias, self.squares, self.residual, self.gain, out, self.scaled, self.sums, self.parts)
+        given = [out if tensor is None else tensor for tensor in tensors]
+        numbers = rows, n, k, span, splits, self.eps, self.offset
+        return lambda: _product[(tiles, splits)](
+            x_tiles, w_tiles, self.weight, *given, locks, *numbers,
+            BN=how.bn, BK=how.bk, BM=block, STAGES=how.stages, SPLIT=splits > 1, BIAS=self.bias is not None,
+            GATE=GATES[self.gate], PIECES=pieces, RESIDUAL=self.residual is not None,
+            num_warps=how.warps, num_stages=how.stages, **device.launch,
+        )  # fmt: skip

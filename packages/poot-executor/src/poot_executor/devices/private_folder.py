@@ -1,0 +1,22 @@
+"""Where compiled code is kept between runs: nobody else may write there, since what lies there is loaded and run."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+
+def private_folder(name: str) -> Path:
+    """~/.cache/poot/`name`, for its owner alone; a fresh temporary directory where that cannot be had."""
+    try:
+        path = Path.home() / ".cache" / "poot" / name
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.chmod(0o700)
+        status = path.lstat()
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
+            return path
+    except (OSError, RuntimeError):
+        pass
+    return Path(tempfile.mkdtemp(prefix="poot-"))

@@ -1,0 +1,152 @@
+"""Norms that are put off: of x / rms(x) * w, the product that makes x applies w, and those that read it divide by rms.
+
+So a decode step needs no kernel for the norm between two products. The pass `defer_norms` makes these ops, for backends
+that have kernels for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from poot_executor.encodings.types import WeightSource
+from poot_executor.ir.graph import Op
+from poot_executor.ir.types import DType, Role, TensorType
+from poot_executor.ops.base import Example, Tolerance, dense_weight, floats, require
+from poot_executor.ops.linear import GatedLinear, Linear
+from poot_executor.ops.pointwise import Activation
+
+if TYPE_CHECKING:
+    import torch
+
+# Columns whose squares are summed together.
+SQUARES = 64
+
+
+def squares_of(x: TensorType) -> TensorType:
+    """The sums of squares of x (T, D): float32 (T, D / SQUARES, rounded up)."""
+    return TensorType((x.shape[0], -(-x.shape[1] // SQUARES)), DType.F32, x.live)
+
+
+def sum_squares(x: torch.Tensor) -> torch.Tensor:
+    """See `squares_of`."""
+    import torch
+
+    missing = -x.shape[1] % SQUARES
+    padded = torch.nn.functional.pad(x.float(), (0, missing))
+    return padded.pow(2).view(len(x), -1, SQUARES).sum(-1)
+
+
+def rms_scale(squares: torch.Tensor, width: int, eps: float) -> torch.Tensor:
+    """1 / rms of the rows that the squares are of: (T, 1)."""
+    import torch
+
+    return torch.rsqrt(squares.sum(1, keepdim=True) / width + eps)
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualLinear(Op):
+    """A product, the residual's addition and half of the norm that follows.
+
+    (x (T, K), weight (N, K), residual (T, N), norm weight (N,)) to: total = residual + x weight^T; total times
+    (norm weight + offset); and total's sums of squares.
+    """
+
+    offset: float = 0.0
+
+    tolerance: ClassVar = Tolerance(2e-4, 2e-4, 100.0)
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        x, weight, residual, norm = inputs
+        total = TensorType((x.shape[0], weight.shape[0]), DType.ACT, x.live)
+        require(residual == total and norm.shape == weight.shape[:1], self, f"{residual} and {norm} do not fit {total}")
+        return (total, total, squares_of(total))
+
+    def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x, weight, residual, norm = inputs
+        total = residual.float() + x.float() @ weight.T
+        return total, total * (norm + self.offset), sum_squares(total)
+
+    @classmethod
+    def examples(cls) -> tuple[Example, ...]:
+        def case(op: Op, rows: int, width: int, out: int) -> Example:
+            def make(generator: torch.Generator) -> tuple[torch.Tensor | WeightSource, ...]:
+                weight = dense_weight("w", floats(generator, out, width, scale=width**-0.5))
+                norm = dense_weight("norm", floats(generator, out))
+                return floats(generator, rows, width), weight, floats(generator, rows, out), norm
+
+            x, total = (TensorType((rows, size), DType.ACT, "tokens") for size in (width, out))
+            types = (x, TensorType((out, width), DType.F32), total, TensorType((out,), DType.F32))
+            roles = (Role.INPUT, Role.WEIGHT, Role.INPUT, Role.WEIGHT)
+            return Example(f"{op} {rows}x{width} to {out}", op, types, roles, make, {"tokens": max(1, rows - 1)})
+
+        return case(cls(), 2, 48, 128), case(cls(1.0), 5, 1056, 72), case(cls(), 40, 512, 200)
+
+
+@dataclass(frozen=True, slots=True)
+class NormedLinear(Op):
+    """A `Linear` of x / rms(x), where x is already times the norm's weight and its squares are given.
+
+    (x (T, K), squares (T, K / SQUARES), weights, biases).
+    """
+
+    eps: float
+    weights: int = 1
+    bias: bool = False
+
+    tolerance: ClassVar = Tolerance(2e-4, 2e-4, 100.0)
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        x, squares, *rest = inputs
+        require(squares == squares_of(x), self, f"{squares} are not those of {x}")
+        return Linear(self.weights, self.bias).infer(x, *rest)
+
+    def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x, squares, *rest = inputs
+        scaled = x.float() * rms_scale(squares, x.shape[1], self.eps)
+        return Linear(self.weights, self.bias).reference(scaled, *rest)
+
+    @classmethod
+    def examples(cls) -> tuple[Example, ...]:
+        return _normed_case(cls(1e-5), 3, 64, (24,)), _normed_case(cls(1e-6, 3, True), 33, 200, (32, 8, 8))
+
+
+@dataclass(frozen=True, slots=True)
+class NormedGatedLinear(Op):
+    """A `GatedLinear` of x / rms(x), where x is already times the norm's weight: (x, squares, gate, up)."""
+
+    activation: Activation
+    eps: float
+
+    tolerance: ClassVar = Tolerance(2e-4, 2e-4, 100.0)
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        x, squares, gate, up = inputs
+        require(squares == squares_of(x), self, f"{squares} are not those of {x}")
+        return GatedLinear(self.activation).infer(x, gate, up)
+
+    def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x, squares, gate, up = inputs
+        return GatedLinear(self.activation).reference(x.float() * rms_scale(squares, x.shape[1], self.eps), gate, up)
+
+    @classmethod
+    def examples(cls) -> tuple[Example, ...]:
+        return _normed_case(cls("silu", 1e-5), 2, 64, (40, 40)), _normed_case(cls("gelu_tanh", 1e-6), 33, 200, (72, 72))
+
+
+def _normed_case(op: NormedLinear | NormedGatedLinear, rows: int, width: int, outs: tuple[int, ...]) -> Example:
+    """x with its squares, and weights (and biases) of these heights."""
+    bias = isinstance(op, NormedLinear) and op.bias
+
+    def make(generator: torch.Generator) -> tuple[torch.Tensor | WeightSource, ...]:
+        x = 3 * floats(generator, rows, width)
+        weights = [dense_weight(f"w{i}", floats(generator, n, width, scale=width**-0.5)) for i, n in enumerate(outs)]
+        biases = [dense_weight(f"b{i}", floats(generator, n)) for i, n in enumerate(outs)] if bias else []
+        return (x, sum_squares(x), *weights, *biases)
+
+    x = TensorType((rows, width), DType.ACT, "tokens")
+    types = [x, squares_of(x), *(TensorType((n, width), DType.F32) for n in outs)]
+    if bias:
+        types += [TensorType((n,), DType.F32) for n in outs]
+    roles = (Role.INPUT, Role.INPUT, *(Role.WEIGHT for _ in types[2:]))
+    return Example(f"{op} {rows}x{width}", op, tuple(types), roles, make, {"tokens": max(1, rows - 1)})
