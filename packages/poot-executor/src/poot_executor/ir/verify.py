@@ -24,14 +24,19 @@ def verify(graph: Graph) -> None:
 
 def _check_values(graph: Graph) -> None:
     for index, value in enumerate(graph.values):
-        _require(value.id == index, f"value {value.name} has id {value.id} at index {index}")
+        if value.id != index:
+            raise GraphError(f"value {value.name} has id {value.id} at index {index}")
         encoded = value.encoding is not None
-        _require(encoded == (value.role is Role.WEIGHT), f"{value.name}: encoding and role disagree")
-        _require(value.type.live in LIVE_COUNTS, f"{value.name} has an unknown live count {value.type.live}")
-        _require(all(size > 0 for size in value.type.shape), f"{value.name} has an empty shape {value.type}")
+        if encoded != (value.role is Role.WEIGHT):
+            raise GraphError(f"{value.name}: encoding and role disagree")
+        if value.type.live not in LIVE_COUNTS:
+            raise GraphError(f"{value.name} has an unknown live count {value.type.live}")
+        if min(value.type.shape, default=1) <= 0:
+            raise GraphError(f"{value.name} has an empty shape {value.type}")
     for ids, kind in ((graph.inputs, "inputs"), (graph.outputs, "outputs")):
         names = [graph.values[i].name for i in ids]
-        _require(len(set(names)) == len(names), f"two {kind} share a name: {', '.join(sorted(names))}")
+        if len(set(names)) != len(names):
+            raise GraphError(f"two {kind} share a name: {', '.join(sorted(names))}")
 
 
 def _check_nodes(graph: Graph) -> None:
@@ -40,27 +45,33 @@ def _check_nodes(graph: Graph) -> None:
     for node in graph.nodes:
         label = type(node.op).__name__
         for source in node.inputs:
-            _require(source in defined, f"{label} reads {graph.values[source].name} before it is defined")
+            if source not in defined:
+                raise GraphError(f"{label} reads {graph.values[source].name} before it is defined")
         inferred = node.op.infer(*graph.types(node.inputs))
-        _require(inferred == graph.types(node.outputs), f"{label} infers {_text(inferred)}, the graph says otherwise")
+        if inferred != graph.types(node.outputs):
+            raise GraphError(f"{label} infers {_text(inferred)}, the graph says otherwise")
         for index, target in enumerate(node.outputs):
-            _require(target not in defined, f"{graph.values[target].name} is defined twice")
+            if target in defined:
+                raise GraphError(f"{graph.values[target].name} is defined twice")
             defined.add(target)
             written = node.op.writes.get(index)
             state = None if written is None else graph.values[node.inputs[written]].state
-            _require(
-                written is None or state is not None, f"{label} writes {graph.values[target].name}, which is no state"
-            )
-            _require(graph.values[target].state == state, f"{label} does not write state {graph.values[target].state}")
+            if written is not None and state is None:
+                raise GraphError(f"{label} writes {graph.values[target].name}, which is no state")
+            if graph.values[target].state != state:
+                raise GraphError(f"{label} does not write state {graph.values[target].state}")
 
 
 def _check_outputs(graph: Graph) -> None:
     makers = {target: node for node in graph.nodes for target in node.outputs}
     for value_id in graph.outputs:
         value = graph.values[value_id]
-        _require(value_id in makers, f"output {value.name} is never computed")
-        _require(value.role is Role.OUTPUT, f"{value.name} is no output")
-        _require(not makers[value_id].op.views, f"output {value.name} is a view; an output must be computed")
+        if value_id not in makers:
+            raise GraphError(f"output {value.name} is never computed")
+        if value.role is not Role.OUTPUT:
+            raise GraphError(f"{value.name} is no output")
+        if makers[value_id].op.views:
+            raise GraphError(f"output {value.name} is a view; an output must be computed")
 
 
 def _check_storage(graph: Graph) -> None:
@@ -72,7 +83,8 @@ def _check_storage(graph: Graph) -> None:
     for index, node in enumerate(graph.nodes):
         label = type(node.op).__name__
         for state, version in begun.get(index, ()):
-            _require(state not in building, f"two values are computed in state {state} at once")
+            if state in building:
+                raise GraphError(f"two values are computed in state {state} at once")
             building[state] = version
         for position, source in enumerate(node.inputs):
             value = graph.values[source]
@@ -80,9 +92,10 @@ def _check_storage(graph: Graph) -> None:
                 state, version = seats[source]
                 ends = node.op.views and node.op.writes.get(0) == position
                 there = current[state] if ends else building.get(state, current[state])
-                _require(version == there, f"{label} reads {value.name}, an old version of state {state}")
-            elif node.op.views:
-                _require(value.role is not Role.WEIGHT, f"{label} views weight {value.name}")
+                if version != there:
+                    raise GraphError(f"{label} reads {value.name}, an old version of state {state}")
+            elif node.op.views and value.role is Role.WEIGHT:
+                raise GraphError(f"{label} views weight {value.name}")
         for target in node.outputs:
             value = graph.values[target]
             if value.state is not None:
@@ -90,8 +103,9 @@ def _check_storage(graph: Graph) -> None:
                 building.pop(value.state, None)
             elif node.op.views and node.inputs[0] in seats:
                 seats[target] = seats[node.inputs[0]]
-    for name, (_, last) in graph.states.items():
-        _require(current[name] == last, f"state {name} does not end at its last version")
+    open_ended = [name for name, (_, last) in graph.states.items() if current[name] != last]
+    if open_ended:
+        raise GraphError(f"state {open_ended[0]} does not end at its last version")
 
 
 def _values_computed_in_states(graph: Graph, seats: dict[int, tuple[str, int]]) -> dict[int, list[tuple[str, int]]]:
@@ -103,7 +117,8 @@ def _values_computed_in_states(graph: Graph, seats: dict[int, tuple[str, int]]) 
             value, state = (graph.values[i] for i in node.inputs)
             maker = makers.get(value.id, -1)
             plain = value.role is Role.TEMPORARY and value.id not in seats and not graph.nodes[maker].op.views
-            _require(plain, f"{value.name} cannot be computed in state {state.name}: it is no plain temporary")
+            if not plain:
+                raise GraphError(f"{value.name} cannot be computed in state {state.name}: it is no plain temporary")
             seats[value.id] = (str(state.state), node.outputs[0])
             begun.setdefault(maker, []).append(seats[value.id])
     return begun
@@ -111,8 +126,3 @@ def _values_computed_in_states(graph: Graph, seats: dict[int, tuple[str, int]]) 
 
 def _text(types: Iterable[object]) -> str:
     return ", ".join(str(type_) for type_ in types)
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise GraphError(message)

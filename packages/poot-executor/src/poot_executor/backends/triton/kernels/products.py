@@ -61,7 +61,8 @@ def _fetch_ahead(w, of_n, first, n, k, GATE: tl.constexpr):
         tl.inline_asm_elementwise(code, "=r,l", [(w + line).to(tl.int64)], tl.int32, is_pure=False, pack=1)
 
 
-@triton.jit
+# One compilation for all capacities of a block of rows.
+@triton.jit(do_not_specialize=["rows"])
 def _product(
     x_tiles, w_tiles, w, bias, squares, residual, gain, out, scaled, sums, parts, locks,
     rows, n, k, span, splits, eps, offset,
