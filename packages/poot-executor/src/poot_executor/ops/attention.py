@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from poot_executor.encodings.types import WeightSource
 from poot_executor.ir.graph import Op
 from poot_executor.ir.types import DType, Role, TensorType
-from poot_executor.ops.base import EXACT, Example, Tolerance, floats, require
+from poot_executor.ops.base import EXACT, Example, Tolerance, dense_weight, floats, require
 from poot_executor.ops.rows import RowLayout
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ class PagedAttention(Op):
 
     (q (T, H, D), k_pool, v_pool (S, G, D), plan, table (R, blocks)) to (T, H, D). H is a multiple of G. Scores are
     `scale` q.k, soft-capped if `softcap`, masked to the past (and to `window`), then softmax in float32. `tile` and
-    `splits` are the plan's.
+    `splits` are the plan's. With `sinks` there is a weight (H,) more: the score of a key that every query of a head
+    sees and that has no value (arXiv 2309.17453, as a learned bias).
     """
 
     scale: float
@@ -78,11 +80,13 @@ class PagedAttention(Op):
     softcap: float | None = None
     tile: int = 64
     splits: int = 1
+    sinks: bool = False
 
     tolerance: ClassVar = Tolerance(2e-5, 2e-5)
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        q, k_pool, v_pool, _, _ = inputs
+        q, k_pool, v_pool, _, _, *sinks = inputs
+        require([s.shape for s in sinks] == [q.shape[1:2]] * self.sinks, self, f"{len(sinks)} sinks for {q}")
         require(q.shape[1] % k_pool.shape[1] == 0, self, f"{q.shape[1]} heads over {k_pool.shape[1]} KV heads")
         require(q.shape[2] == k_pool.shape[2], self, f"{q} and {k_pool} differ in head size")
         return (q.with_shape(q.shape[0], q.shape[1], v_pool.shape[2]),)
@@ -90,7 +94,7 @@ class PagedAttention(Op):
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         import torch
 
-        q, k_pool, v_pool, plan, table = inputs
+        q, k_pool, v_pool, plan, table, *sinks = inputs
         result = torch.zeros(*q.shape[:2], v_pool.shape[2])
         groups = q.shape[1] // k_pool.shape[1]
         for row, start, queries, position, begin, end, _, _ in plan[1 : 1 + int(plan[0, 0])].tolist():
@@ -104,7 +108,10 @@ class PagedAttention(Op):
             ahead = at[None, :] > position + torch.arange(queries)[:, None]
             if self.window:
                 ahead |= at[None, :] <= position + torch.arange(queries)[:, None] - self.window
-            weights = scores.masked_fill(ahead, float("-inf")).softmax(-1)
+            scores = scores.masked_fill(ahead, float("-inf"))
+            if sinks:
+                scores = torch.cat((scores, sinks[0][:, None, None].expand(-1, queries, 1)), -1)
+            weights = scores.softmax(-1)[..., : len(at)]
             result[start : start + queries] = torch.einsum("hqk,khd->qhd", weights, values)
         return (result,)
 
@@ -112,6 +119,7 @@ class PagedAttention(Op):
     def examples(cls) -> tuple[Example, ...]:
         decode = ((1, 9, 1), (0, 0, 1), (2, 22, 1))
         mixed = ((1, 9, 1), (0, 0, 11), (2, 8, 5))
+        long = ((1, 1300, 1), (0, 700, 2), (2, 9, 3))
         return (
             _attention_case("decode", cls(0.25, 4), decode, heads=(4, 2, 16)),
             _attention_case("prompt tiles", cls(0.25, 4), mixed, heads=(3, 1, 16)),
@@ -119,9 +127,9 @@ class PagedAttention(Op):
             _attention_case("window ring", cls(0.25, 4, window=6), ((1, 30, 1), (2, 40, 3)), heads=(4, 2, 8), ring=5),
             _attention_case("wide heads", cls(0.0625, 4), mixed, heads=(2, 1, 256)),
             _attention_case("soft-cap", cls(2.0, 4, softcap=5.0), mixed, heads=(6, 2, 16)),
-            _attention_case(
-                "split keys", cls(0.25, 128, splits=3), ((1, 1300, 1), (0, 700, 2), (2, 9, 3)), heads=(4, 2, 16)
-            ),
+            _attention_case("split keys", cls(0.25, 128, splits=3), long, heads=(4, 2, 16)),
+            _attention_case("sinks", cls(0.25, 4, sinks=True), mixed, heads=(6, 2, 16)),
+            _attention_case("sinks, split keys", cls(0.25, 128, splits=3, sinks=True), long, heads=(4, 2, 16)),
         )
 
 
@@ -141,13 +149,15 @@ def _attention_case(
     op = replace(op, tile=8)
     plan = AttentionPlan(capacity, op.tile, op.window, op.splits)
 
-    def make(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    def make(generator: torch.Generator) -> tuple[torch.Tensor | WeightSource, ...]:
         resolved = torch.zeros(rows, RowLayout.RUN, dtype=torch.int32)
         for index, run in enumerate(runs):
             resolved[index, :3] = torch.tensor(run, dtype=torch.int32)
         table = torch.randperm(rows * blocks, generator=generator).to(torch.int32).view(rows, blocks)
         pools = [floats(generator, rows * blocks * op.block, kv_heads, width) for _ in range(2)]
-        return floats(generator, capacity, query_heads, width), *pools, plan.reference(resolved)[0], table, resolved
+        q, items = floats(generator, capacity, query_heads, width), plan.reference(resolved)[0]
+        sinks = [dense_weight("sinks", floats(generator, query_heads))] if op.sinks else []
+        return q, *pools, items, table, *sinks, resolved
 
     pool = TensorType((rows * blocks * op.block, kv_heads, width), DType.ACT)
     runs_type = TensorType((rows, RowLayout.RUN), DType.I32)
@@ -157,7 +167,10 @@ def _attention_case(
         pool,
         plan.infer(runs_type)[0],
         TensorType((rows, blocks), DType.I32),
+        *((TensorType((query_heads,), DType.F32),) if op.sinks else ()),
         runs_type,
     )
-    roles = (Role.INPUT, Role.STATE, Role.STATE, Role.TEMPORARY, Role.STATE, Role.INPUT)
-    return Example(name, op, types, roles, make, {"tokens": total, "runs": len(runs)}, {3: (plan, (5,))})
+    sinks = (Role.WEIGHT,) if op.sinks else ()
+    roles = (Role.INPUT, Role.STATE, Role.STATE, Role.TEMPORARY, Role.STATE, *sinks, Role.INPUT)
+    live = {"tokens": total, "runs": len(runs)}
+    return Example(name, op, types, roles, make, live, {3: (plan, (len(types) - 1,))})

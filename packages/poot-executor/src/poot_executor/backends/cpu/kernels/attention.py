@@ -16,9 +16,10 @@ import numpy.typing as npt
 import torch
 
 from poot_executor.backends.cpu.kernels.kernel import CPU_KERNELS, CpuKernel, typed, view
+from poot_executor.backends.cpu.weights import f32_form
 from poot_executor.devices.protocol import Launch, Live
 from poot_executor.ir.types import DType
-from poot_executor.kernels.kernel import Operand, Operands, Site
+from poot_executor.kernels.kernel import Operand, Operands, Site, WeightForm
 from poot_executor.ops import AttentionPlan, PagedAttention
 
 # Scores of one product never take more than this; longer tiles are cut.
@@ -97,6 +98,11 @@ class PagedAttentionKernel(CpuKernel):
         """A faster way for items of one query, (query, slots, result): there is none in torch."""
         return None
 
+    def forms(self, site: Site) -> tuple[WeightForm, ...]:
+        op = site.op
+        assert isinstance(op, PagedAttention)
+        return (f32_form(site, (5,)),) if op.sinks else ()
+
     def workspace(self, site: Site) -> int:
         return 4 * sum(Scratch.sizes(site))
 
@@ -107,6 +113,7 @@ class PagedAttentionKernel(CpuKernel):
         table, plan = view(operands.input(4)).numpy(), _plan_of(operands.input(3), device)
         k_pool, v_pool = view(operands.input(1)), view(operands.input(2))
         single = self.single(op, k_pool, v_pool, scratch)
+        sinks = operands.held[0] if op.sinks else None
 
         def launch(live: Live) -> Callable[[], object]:
             q, out = view(operands.input(0), live), view(operands.outputs[0], live)
@@ -121,7 +128,7 @@ class PagedAttentionKernel(CpuKernel):
                     else:
                         keys, values = scratch.gather(slots, k_pool, v_pool)
                     for first in range(0, item.queries, scratch.queries):
-                        _attend(op, _Part(item, first, q, out), keys, values, scratch)
+                        _attend(op, _Part(item, first, q, out, sinks), keys, values, scratch)
 
             return partial(_alone, run) if live.tokens <= _ALONE else run
 
@@ -194,17 +201,18 @@ def _slots(item: PlanItem, table: npt.NDArray[np.int32], block: int) -> slice | 
 
 
 class _Part(NamedTuple):
-    """Queries of an item from its `first` on, and the step's queries and results."""
+    """Queries of an item from its `first` on, the step's queries and results, and each head's sink, if it has one."""
 
     item: PlanItem
     first: int
     q: torch.Tensor
     out: torch.Tensor
+    sinks: torch.Tensor | None
 
 
 def _attend(op: PagedAttention, part: _Part, keys: torch.Tensor, values: torch.Tensor, scratch: Scratch) -> None:
     """At most `scratch.queries` queries, with all heads of a KV head in one product."""
-    item, first, q, out = part
+    item, first, q, out, sinks = part
     queries = min(scratch.queries, item.queries - first)
     begin = item.start + first
     length = item.position + first + queries - item.begin  # keys past the last query are not seen by any
@@ -231,6 +239,10 @@ def _attend(op: PagedAttention, part: _Part, keys: torch.Tensor, values: torch.T
         behind = item.position + first - op.window - item.begin if op.window else None
         _mask(scores.view(kv_heads, share, queries, length), behind)
     torch.softmax(scores, -1, out=weights)
+    if sinks is not None:
+        # The sink's share of the whole is what the other keys lose.
+        of_row = sinks.view(kv_heads, share, 1, 1).expand(-1, -1, queries, -1).reshape(kv_heads, rows, 1)
+        weights.mul_(torch.sigmoid(torch.logsumexp(scores, -1, keepdim=True) - of_row))
     torch.bmm(weights, values[:length].permute(1, 0, 2), out=results)
     if queries > 1:
         target.copy_(results.view(kv_heads, share, queries, width))

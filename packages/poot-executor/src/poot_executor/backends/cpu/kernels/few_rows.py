@@ -201,6 +201,8 @@ class NativePagedAttentionKernel(PagedAttentionKernel):
     def accepts(self, site: Site) -> str | None:
         if site.inputs[0].shape[2] % 16 or site.inputs[1].shape != site.inputs[2].shape:
             return "the head size is no multiple of 16, or differs between keys and values"
+        if getattr(site.op, "sinks", False):
+            return "heads have sinks"
         return _missing() or super().accepts(site)
 
     def single(

@@ -17,12 +17,13 @@ from poot_executor.backends.triton.kernels.kernel import (
     TRITON_KERNELS,
     TritonKernel,
     begin_kernel,
+    dense_form,
     typed,
     view,
 )
 from poot_executor.backends.triton.kernels.plan import FEW
 from poot_executor.ir.types import DType
-from poot_executor.kernels.kernel import Operands, Site
+from poot_executor.kernels.kernel import Operands, Site, WeightForm
 from poot_executor.ops import PagedAttention
 
 # Keys that a program of a few rows' step fetches into the cache before it waits for the step's own.
@@ -48,6 +49,15 @@ def shape(tokens: int, wide: int) -> Shape:
     if tokens > FEW:
         return Shape(32, 4, 3)
     return Shape(128, 4, 3 if tokens <= 16 else 1)
+
+
+def stages_within(shared: int, keys: int, wide: int, rows: int, size: int) -> int:
+    """Blocks under way at once that fit into so much shared memory, beside a matrix of `rows` queries or weights.
+
+    Of those under way one is in registers; elements are of `size` bytes. Checked against what Triton allocates.
+    """
+    room = shared - 2048 - max(rows, 128) * wide * size
+    return 1 + max(0, room // (2 * keys * wide * size))
 
 
 def programs(tokens: int, device: Any) -> int:
@@ -108,10 +118,10 @@ def _fetch_ahead(
 
 @triton.jit
 def _attend(
-    q, k_pool, v_pool, plan, table, out, parts, locks, q_pitch, q_head, table_pitch, scale, softcap,
+    q, k_pool, v_pool, plan, table, sinks, out, parts, locks, q_pitch, q_head, table_pitch, scale, softcap,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
     PAGE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    SPLITS: tl.constexpr, TOGETHER: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    SPLITS: tl.constexpr, TOGETHER: tl.constexpr, AHEAD: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Units are (item, KV head); a matrix row is a query and one of the heads that share the KV head."""
     SHARE: tl.constexpr = HEADS // KV_HEADS
@@ -138,7 +148,10 @@ def _attend(
         q_at = q + (start + query)[:, None] * q_pitch + of_head[:, None] * q_head + at[None, :]
         a = tl.load(q_at, mask=inside[:, None] & (at[None, :] < DIM), other=0.0)
         most = tl.full((ROWS,), float("-inf"), tl.float32)
-        total = tl.zeros((ROWS,), tl.float32)
+        if SINKS:
+            # A key without a value, which the first part has seen before its own.
+            most = tl.where(split == 0, tl.load(sinks + of_head, mask=inside, other=0.0), float("-inf"))
+        total = tl.where(most == float("-inf"), 0.0, 1.0)
         sums = tl.zeros((ROWS, WIDE), tl.float32)
         pages = table + row * table_pitch
         key = begin + tl.arange(0, KEYS)
@@ -192,6 +205,11 @@ class PagedAttentionKernel(TritonKernel):
 
     name = "persistent, split keys"
 
+    def forms(self, site: Site) -> tuple[WeightForm, ...]:
+        op = site.op
+        assert isinstance(op, PagedAttention)
+        return (dense_form(site, (5,)),) if op.sinks else ()
+
     def accepts(self, site: Site) -> str | None:
         if site.inputs[1].shape != site.inputs[2].shape:
             return "keys and values differ in shape"
@@ -216,13 +234,16 @@ class PagedAttentionKernel(TritonKernel):
         wide = max(16, triton.next_power_of_2(width))
         keys, warps, stages = shape(tokens, wide)
         count = programs(tokens, device)
+        sinks = operands.held[0] if op.sinks else out
         locks = torch.zeros(tokens * kv_heads, dtype=torch.int32, device=out.device)
         pitches = q.stride(0), q.stride(1), table.shape[1], op.scale, op.softcap or 1.0
         rows = max(16, triton.next_power_of_2(tile * heads // kv_heads))
+        stages = min(stages, stages_within(device.shared, keys, wide, rows, q.element_size()))
         together = max(1, min(splits, 32 * warps * 32 // wide))
         return lambda: _attend[(count,)](
-            q, k_pool, v_pool, plan, table, out, parts, locks, *pitches, HEADS=heads, KV_HEADS=kv_heads, DIM=width,
-            WIDE=wide, TILE=tile, PAGE=op.block, WINDOW=op.window or 0, CAPPED=op.softcap is not None, ROWS=rows,
-            KEYS=keys, SPLITS=splits, TOGETHER=triton.next_power_of_2(together), num_warps=warps, num_stages=stages,
-             AHEAD=AHEAD if tokens <= FEW else 0, **device.launch,
+            q, k_pool, v_pool, plan, table, sinks, out, parts, locks, *pitches,
+            HEADS=heads, KV_HEADS=kv_heads, DIM=width, WIDE=wide, TILE=tile, PAGE=op.block, WINDOW=op.window or 0,
+            CAPPED=op.softcap is not None, ROWS=rows, KEYS=keys, SPLITS=splits,
+            TOGETHER=triton.next_power_of_2(together), AHEAD=AHEAD if tokens <= FEW else 0, SINKS=op.sinks,
+            num_warps=warps, num_stages=stages, **device.launch,
         )  # fmt: skip
