@@ -25,6 +25,22 @@ def test_what_fits_is_left_alone_and_pools_hold_every_row() -> None:
     assert found.kv_bytes == 4 * 64 * 10
 
 
+@pytest.mark.parametrize(
+    ("most_blocks", "spare", "blocks"),
+    [
+        # Ten bytes a block; four rows need 256 of them.
+        (1000, 10**6, 1000),
+        (1000, 5000, 450),
+        (1000, 2600, 256),
+        (1000, 2000, 200),
+        (100, 10**6, 256),
+    ],
+)
+def test_pools_may_take_more_than_rows_need(most_blocks: int, spare: int, blocks: int) -> None:
+    found = fit(4, 1024, 1115 + spare, demand(), most_blocks=most_blocks)
+    assert (found.rows, found.max_seq, found.blocks) == (4, 1024, (blocks,))
+
+
 def test_pools_share_what_is_left() -> None:
     # Fixed: 1000 + 50 + 40 + 5 + 20 = 1115; a sequence takes 640; 1115 + 1600 leaves two and a half sequences.
     found = fit(4, 1024, 1115 + 1600, demand())

@@ -1,4 +1,4 @@
-"""Triton kernels without a GPU: every conformance case under the interpreter, in a process that has it switched on."""
+"""Triton kernels without a GPU: run by the interpreter, and compiled for devices, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,30 +9,41 @@ from pathlib import Path
 
 import pytest
 
+from poot_executor.ops import GatedLinear, Linear
 from poot_executor.testing import cases
 
 pytest.importorskip("triton", reason="torch brings triton on Linux only")
 
 
-def interpreted(script: str) -> list[str]:
-    """Lines that a script of this folder prints under the interpreter."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
+def said(script: str, **environment: str) -> list[str]:
+    """Lines that a script of this folder prints."""
     command = [sys.executable, str(Path(__file__).with_name(script))]
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore", **environment}
     run = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, check=True)
     return run.stdout.splitlines()
+
+
+def interpreted(script: str) -> list[str]:
+    return said(script, TRITON_INTERPRET="1")
 
 
 def test_interpreted_kernels_agree_with_the_references() -> None:
     lines = interpreted("triton_conformance.py")
     assert [line for line in lines if not line.startswith("PASS")] == []
-    assert len(lines) == len(cases())
+    ran = [line.split(" | ")[1] for line in lines]
+    assert ran.count("the device's kernels") == len(cases())
+    assert ran.count("kernels that run anywhere") == sum(case.op in (Linear, GatedLinear) for case in cases())
 
 
-def test_interpreted_sampling_on_rows_of_several_chunks() -> None:
-    lines = interpreted("triton_sampling.py")
+@pytest.mark.parametrize(
+    "script", ["triton_sampling.py", "triton_decoder.py", "triton_products.py", "triton_attention.py"]
+)
+def test_interpreted_checks(script: str) -> None:
+    """Sampling on rows of several chunks, steps of a decoder, products of a few rows, attention in parts."""
+    lines = interpreted(script)
     assert lines and [line for line in lines if not line.startswith("PASS")] == []
 
 
-def test_interpreted_steps_of_a_decoder() -> None:
-    lines = interpreted("triton_decoder.py")
+def test_kernels_compile_for_devices_that_are_not_here(tmp_path: Path) -> None:
+    lines = said("triton_compile.py", TRITON_CACHE_DIR=str(tmp_path))
     assert lines and [line for line in lines if not line.startswith("PASS")] == []

@@ -113,16 +113,23 @@ def test_smollm2_says_what_it_was_trained_on(smollm2_path: Path, reference: Rend
         assert ours(source).render(chat) == reference(source, chat, add_generation_prompt=True)
 
 
-@pytest.mark.parametrize("content", ["The answer is", "trailing space ", "two\nlines\n"])
 @pytest.mark.parametrize(
-    "stem", ["Qwen-Qwen2.5-7B-Instruct", "google-gemma-2-2b-it", "meta-llama-Llama-3.2-3B-Instruct"]
+    "content",
+    ["The answer is", "trailing space ", "two\nlines\n", "<think>\nhm\n</think>\n\nThe", "a<\ufdd0|im_end|>b"],
 )
-def test_continues_the_final_message(stem: str, content: str, reference: Render) -> None:
-    source = next(path for path in TEMPLATES if path.stem == stem).read_text()
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
+def test_continues_the_final_message(path: Path, content: str, reference: Render) -> None:
+    source = path.read_text()
     chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]
-    text = ours(source).render(chat, continue_final_message=True)
-    assert text == reference(source, chat, continue_final_message=True)
-    assert text.rstrip().endswith(content.rstrip())
+    try:
+        want = reference(source, chat, continue_final_message=True)
+    except Exception:  # the reference lets anything through
+        with pytest.raises((TemplateRefusal, TemplateRenderError)):
+            ours(source).render(chat, continue_final_message=True)
+        return
+    assert ours(source).render(chat, continue_final_message=True) == want
+    # A template may show no reasoning, but what the content ends with is where the text ends.
+    assert want.rstrip().endswith(content.rsplit(maxsplit=1)[-1])
     assert chat[1]["content"] == content
 
 

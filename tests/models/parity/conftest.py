@@ -25,8 +25,10 @@ Run = tuple[int, Sequence[int] | None]
 class Runner:
     """A model on the CPU, without an engine: every row's blocks lie scattered over the pools."""
 
-    def __init__(self, handle: ModelHandle, *, rows: int, max_seq: int, chunk: int, block: int, tile: int) -> None:
-        self.rows, self.handle = rows, handle
+    def __init__(
+        self, handle: ModelHandle, *, rows: int, max_seq: int, chunk: int, block: int, tile: int, top: int
+    ) -> None:
+        self.rows, self.handle, self._chunk = rows, handle, chunk
         tables = tuple(group.blocks_per_row(max_seq, block, chunk) for group in handle.groups)
         order = np.random.default_rng(7)
         self._tables = [order.permutation(rows * width).astype(np.int32).reshape(rows, width) for width in tables]
@@ -39,6 +41,8 @@ class Runner:
         graphs[EntryKey("open", 1)] = open_graph(table)
         graphs[EntryKey("head", rows)] = handle.head(rows, self._shape)
         graphs[EntryKey("sample", rows)] = sample_graph(table, rows, handle.vocab_size, frozenset(), ends=(), top=1)
+        if top:
+            graphs[EntryKey("score", chunk)] = handle.score(shapes[chunk], top)
         device = open_device("cpu")
         self._entries = prepare(device, compile_graphs(device, graphs), handle.weights)
 
@@ -55,9 +59,29 @@ class Runner:
 
     def step(self, *runs: Run) -> npt.NDArray[np.float32]:
         """Run all runs in one step; float32 logits (runs, V) after each run's last token."""
+        total = sum(1 if tokens is None else len(tokens) for _, tokens in runs)
+        size = next(size for size in self._capacities if size >= total)
+        self._run("step", size, "block", self._block(size, *runs), Live(tokens=total, runs=len(runs)))
+        rows = np.array([row for row, _ in runs], dtype=np.int32)
+        return self._head(rows)
+
+    def score(self, row: int, tokens: Sequence[int]) -> tuple[npt.NDArray[np.float32], ...]:
+        """Run a whole prompt in chunks of the entry's capacity: log-probabilities of the tokens after the first
+        (N - 1,), ids and log-probabilities of the likeliest after each (N, top), logits (V,) after the last."""
+        found = []
+        for at in range(0, len(tokens), self._chunk):
+            part, after = tokens[at : at + self._chunk], tokens[at + 1 : at + 1 + self._chunk]
+            entry = self._entries[EntryKey("score", self._chunk)]
+            entry.stage("targets", np.array([*after, 0][: len(part)], dtype=np.int32))
+            live = Live(tokens=len(part), runs=1)
+            self._run("score", self._chunk, "block", self._block(self._chunk, (row, part)), live)
+            found.append([entry.read(name, len(part)) for name in ("chosen", "top_ids", "top_values")])
+        chosen, ids, values = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return chosen[:-1], ids, values, self._head(np.array([row], dtype=np.int32))[0]
+
+    def _block(self, size: int, *runs: Run) -> npt.NDArray[np.int32]:
         given = [[0] if tokens is None else list(tokens) for _, tokens in runs]
         total = sum(map(len, given))
-        size = next(size for size in self._capacities if size >= total)
         block = np.zeros(self._shape.row_table.step_block(size), dtype=np.int32)
         block[:2] = total, len(runs)
         for index, (row, tokens) in enumerate(runs):
@@ -66,8 +90,9 @@ class Runner:
             block[start : start + RowLayout.RUN] = row, RowLayout.CONTINUE, len(given[index]), flags
         start = RowLayout.HEADER + RowLayout.RUN * self.rows
         block[start : start + total] = np.concatenate(given)
-        self._run("step", size, "block", block, Live(tokens=total, runs=len(runs)))
-        rows = np.array([row for row, _ in runs], dtype=np.int32)
+        return block
+
+    def _head(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         self._run("head", self.rows, "rows", rows, Live(rows=len(rows)))
         return self._entries.read_state("rows.logits", len(rows))
 
@@ -94,10 +119,12 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def runner() -> Callable[..., Runner]:
-    """(path of a checkpoint) -> a Runner; small blocks, tiles and rows unless told."""
+    """(path of a checkpoint) -> a Runner; small blocks, tiles and rows unless told, `score` only with a `top`."""
 
-    def make(path: Path, *, rows: int = 3, max_seq: int = 96, chunk: int = 64, block: int = 4, tile: int = 8) -> Runner:
-        return Runner(load(path), rows=rows, max_seq=max_seq, chunk=chunk, block=block, tile=tile)
+    def make(
+        path: Path, *, rows: int = 3, max_seq: int = 96, chunk: int = 64, block: int = 4, tile: int = 8, top: int = 0
+    ) -> Runner:
+        return Runner(load(path), rows=rows, max_seq=max_seq, chunk=chunk, block=block, tile=tile, top=top)
 
     return make
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from poot_executor.encodings import WeightSource
 from poot_executor.ir import Graph
-from poot_models.blocks import DecoderConfig, KvGroup, StepShape, head_graph, step_graph
+from poot_models.blocks import DecoderConfig, KvGroup, StepShape, head_graph, score_graph, step_graph
 from poot_models.families import Family
 from poot_models.text.load import TextModel
 
@@ -55,3 +55,7 @@ class ModelHandle:
     def head(self, rows: int, shape: StepShape) -> Graph:
         """`head`: see `poot_models.blocks.decoder.head_graph`."""
         return head_graph(self.config, self.weights, rows, shape)
+
+    def score(self, shape: StepShape, top: int) -> Graph:
+        """`score`: see `poot_models.blocks.decoder.score_graph`. Raises as `step` does."""
+        return score_graph(self.config, self.weights, self.family.layer, shape, top)

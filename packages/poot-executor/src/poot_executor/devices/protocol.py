@@ -53,7 +53,8 @@ class Device(Protocol):
     """An opened device. All of its work is ordered on one compute stream.
 
     `records` says whether `record` makes recordings that run their whole capacity, `depth` how many steps may be in
-    flight, `tile` how many queries an attention item should have.
+    flight, `tile` how many queries an attention item should have, `own_memory` whether its memory is there for this
+    work alone, so that what is left of it may be filled with what might be useful.
     """
 
     backend: str
@@ -63,6 +64,7 @@ class Device(Protocol):
     records: bool
     depth: int
     tile: int
+    own_memory: bool
     account: Account
     kernels: KernelTable
 

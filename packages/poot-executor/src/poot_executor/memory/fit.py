@@ -57,12 +57,20 @@ class Fit:
 
 
 def fit(
-    rows: int, max_seq: int, capacity: int, demand: Callable[[int, int], Demand], device: str = "the device"
+    rows: int,
+    max_seq: int,
+    capacity: int,
+    demand: Callable[[int, int], Demand],
+    device: str = "the device",
+    *,
+    most_blocks: int = 0,
 ) -> Fit:
     """Find the largest workload that fits in `capacity` bytes.
 
     All fixed needs and one sequence of full length must fit. Only if they do not are rows halved, then the length
-    (down to 128). Pools get room for `rows` full sequences if there is room, else an even share of what is left.
+    (down to 128). Pools get room for `rows` full sequences if there is room, else an even share of what is left. With
+    `most_blocks` they take more than that where there is more: nine tenths of what is left, since no plan foresees
+    everything, until the largest has so many blocks.
     Weights and reserve are taken to depend on neither: where they alone are too large, the least workload is refused.
 
     Raises CapacityError naming the device and the shortfall.
@@ -92,6 +100,8 @@ def fit(
                 shortfall=short,
             )
     room = min(spare, rows * need.sequence)
+    longest = max((pool.blocks_per_row for pool in need.pools), default=1)
+    room = max(room, min(spare * 9 // 10, need.sequence * most_blocks // longest))
     if room < rows * need.sequence:
         reasons.append(f"KV pools hold {room / need.sequence:.1f} full sequences of {rows}")
     blocks = tuple(pool.blocks_per_row * room // need.sequence for pool in need.pools)

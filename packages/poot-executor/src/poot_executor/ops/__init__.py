@@ -9,7 +9,7 @@ from poot_executor.ops.linear import Embed, GatedLinear, Linear
 from poot_executor.ops.norm import AddRmsNorm, RmsNorm
 from poot_executor.ops.pointwise import Add, GatedActivation, Mul, Scale, SoftCap
 from poot_executor.ops.rotary import RotaryKvWrite, RotarySpec, RotaryTable
-from poot_executor.ops.rows import CommitTokens, OpenRow, RowLayout, UnpackStep
+from poot_executor.ops.rows import CommitTokens, OpenRow, RowLayout, UnpackStep, WriteHistory
 from poot_executor.ops.sampling import AdjustLogits, Draw, Greedy, TopLogProbs
 from poot_executor.ops.views import Into, Reshape, Split
 
@@ -48,5 +48,6 @@ __all__ = [
     "Tolerance",
     "TopLogProbs",
     "UnpackStep",
+    "WriteHistory",
     "all_ops",
 ]

@@ -42,6 +42,13 @@ class RowLayout:
         """Elements of an open block: row, ints, floats, bias ids, bias values, then the row of each block table."""
         return 1 + RowLayout.INTS + RowLayout.FLOATS + 2 * bias + sum(tables)
 
+    RECALL_HEADER = 3  # row, first position, tokens
+
+    @staticmethod
+    def recall_block(tokens: int) -> int:
+        """Elements of a recall block: its header, then the tokens."""
+        return RowLayout.RECALL_HEADER + tokens
+
 
 @dataclass(frozen=True, slots=True)
 class OpenRow(Op):
@@ -94,6 +101,48 @@ class OpenRow(Op):
             types.append(TensorType((3, width), dtype))
         types += [TensorType((3, width), DType.I32) for width in tables]
         return (Example("row 2 of 3", cls(2), tuple(types), (Role.INPUT, *(Role.STATE for _ in types[1:])), make),)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteHistory(Op):
+    """Put tokens that no step will run into a row's history: (block, history) to history'. The row's length stays."""
+
+    writes: ClassVar = {0: 1}
+    tolerance: ClassVar = EXACT
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        block, history = inputs
+        require(len(block.shape) == 1 and block.shape[0] > RowLayout.RECALL_HEADER, self, f"{block} has no tokens")
+        return (history,)
+
+    def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        block, history = inputs
+        history, start = history.clone(), RowLayout.RECALL_HEADER
+        row, first, count = (int(x) for x in block[:start])
+        history[row, first : first + count] = block[start : start + count]
+        return (history,)
+
+    @classmethod
+    def examples(cls) -> tuple[Example, ...]:
+        return tuple(_recall_example(name, *numbers) for name, numbers in _RECALL_CASES.items())
+
+
+# row, first position, tokens
+_RECALL_CASES = {"part of a block": (2, 3, 5), "a whole block": (0, 0, 8), "one": (3, 11, 1)}
+
+
+def _recall_example(name: str, row: int, first: int, count: int) -> Example:
+    import torch
+
+    size = RowLayout.recall_block(8)
+
+    def make(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+        block = torch.randint(0, 99, (size,), generator=generator, dtype=torch.int32)
+        block[: RowLayout.RECALL_HEADER] = torch.tensor([row, first, count], dtype=torch.int32)
+        return block, torch.randint(100, 200, (4, 12), generator=generator, dtype=torch.int32)
+
+    types = (TensorType((size,), DType.I32), TensorType((4, 12), DType.I32))
+    return Example(name, WriteHistory(), types, (Role.INPUT, Role.STATE), make)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
-"""The row table as states of a graph, and the program that opens a row."""
+"""The row table as states of a graph, and the programs that open a row."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from poot_executor.ir import DType, Graph, GraphBuilder, Value, verify
-from poot_executor.ops import OpenRow, RowLayout
+from poot_executor.ops import OpenRow, RowLayout, WriteHistory
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,19 @@ def open_graph(shape: RowTableShape) -> Graph:
     tables = [shape.table(builder, group) for group in range(len(shape.tables))]
     states = [shape.ints(builder), shape.floats(builder), shape.bias_ids(builder), shape.bias_values(builder)]
     builder.apply_many(OpenRow(len(tables)), block, *states, *tables)
+    graph = builder.finish()
+    verify(graph)
+    return graph
+
+
+def recall_graph(shape: RowTableShape, tokens: int) -> Graph:
+    """`recall`: input `block` (int32, `RowLayout.recall_block(tokens)` elements) puts tokens into a row's history.
+
+    For a row whose first positions are never run, since their keys and values are there already.
+    """
+    builder = GraphBuilder("recall")
+    block = builder.input("block", (RowLayout.recall_block(tokens),), DType.I32)
+    builder.apply(WriteHistory(), block, shape.history(builder))
     graph = builder.finish()
     verify(graph)
     return graph

@@ -1,4 +1,5 @@
-"""Building a decoder's programs: `step` runs tokens and keeps hidden states, `head` turns those into logits."""
+"""Building a decoder's programs: `step` runs tokens and keeps hidden states, `head` turns those into logits, `score`
+runs tokens and says how likely each one's successor is."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ from poot_executor.ops import (
     SlotMap,
     SoftCap,
     Split,
+    TopLogProbs,
     UnpackStep,
 )
 from poot_models.blocks.config import DecoderConfig
@@ -134,15 +136,8 @@ class DecoderBuilder:
 def step_graph(config: DecoderConfig, weights: Weights, layer: LayerFunction, shape: StepShape) -> Graph:
     """`step`: input `block` (int32); leaves each run's last hidden vector in state rows.hidden."""
     builder = DecoderBuilder("step", config, weights, shape)
-    block = builder.graph.input("block", (shape.row_table.step_block(shape.tokens),), DType.I32)
-    hidden = builder.embed(block)
-    for index in range(len(config.layers)):
-        hidden = layer(builder, index, hidden)
-    kept = shape.row_table.hidden(builder.graph, config.hidden)
-    builder.graph.apply(KeepLast(), hidden, builder.runs, kept)
-    graph = builder.graph.finish()
-    verify(graph)
-    return graph
+    _layers(builder, layer)
+    return _finished(builder)
 
 
 def head_graph(config: DecoderConfig, weights: Weights, rows: int, shape: StepShape) -> Graph:
@@ -150,11 +145,46 @@ def head_graph(config: DecoderConfig, weights: Weights, rows: int, shape: StepSh
     builder = DecoderBuilder("head", config, weights, shape)
     index = builder.graph.input("rows", (rows,), DType.I32, "rows")
     hidden = builder.graph.apply(GatherRows(), shape.row_table.hidden(builder.graph, config.hidden), index)
+    builder.graph.apply(Into(), _logits(builder, hidden), shape.row_table.logits(builder.graph, config.vocabulary))
+    return _finished(builder)
+
+
+def score_graph(config: DecoderConfig, weights: Weights, layer: LayerFunction, shape: StepShape, top: int) -> Graph:
+    """`score`: what `step` does, and log-probabilities at every position (T = `shape.tokens`).
+
+    Inputs `block`, as step's, and `targets` (T,) int32: the token that follows each position. Outputs `chosen` (T,)
+    float32, the targets' log-probabilities, `top_ids` (T, `top`) int32 and `top_values` (T, `top`) float32, those of
+    the likeliest tokens. The logits of all T positions are temporaries: T x vocabulary float32.
+    """
+    builder = DecoderBuilder("score", config, weights, shape)
+    hidden = _layers(builder, layer)
+    targets = builder.graph.input("targets", (shape.tokens,), DType.I32, "tokens")
+    found = builder.graph.apply_many(TopLogProbs(top), _logits(builder, hidden), targets)
+    for name, value in zip(("chosen", "top_ids", "top_values"), found, strict=True):
+        builder.graph.output(name, value)
+    return _finished(builder)
+
+
+def _layers(builder: DecoderBuilder, layer: LayerFunction) -> Value:
+    """Input `block` through all layers, and each run's last hidden vector kept: hidden vectors of the tokens (T, D)."""
+    config, table = builder.config, builder.shape.row_table
+    block = builder.graph.input("block", (table.step_block(builder.shape.tokens),), DType.I32)
+    hidden = builder.embed(block)
+    for index in range(len(config.layers)):
+        hidden = layer(builder, index, hidden)
+    builder.graph.apply(KeepLast(), hidden, builder.runs, table.hidden(builder.graph, config.hidden))
+    return hidden
+
+
+def _logits(builder: DecoderBuilder, hidden: Value) -> Value:
+    """Hidden vectors (N, D) to float32 logits (N, V)."""
+    config = builder.config
     name = "token_embd" if config.tied else "output"
     logits = builder.linear(builder.norm(hidden, "output_norm"), (name, config.vocabulary), out=DType.F32)
-    if config.logit_softcap is not None:
-        logits = builder.graph.apply(SoftCap(config.logit_softcap), logits)
-    builder.graph.apply(Into(), logits, shape.row_table.logits(builder.graph, config.vocabulary))
+    return logits if config.logit_softcap is None else builder.graph.apply(SoftCap(config.logit_softcap), logits)
+
+
+def _finished(builder: DecoderBuilder) -> Graph:
     graph = builder.graph.finish()
     verify(graph)
     return graph

@@ -57,6 +57,7 @@ class CpuDevice:
     records = False
     depth = 1
     tile = 128
+    own_memory = False
 
     def __init__(self, threads: int | None) -> None:
         if threads is not None:

@@ -71,6 +71,7 @@ class CudaDevice(TritonDevice):
 
     backend = "ptx"
     depth = 2
+    own_memory = True
 
     def __init__(self) -> None:
         index = torch.cuda.current_device()

@@ -74,6 +74,7 @@ class NullDevice:
     alignment = 256
     records = True
     tile = 64
+    own_memory = False
 
     def __init__(self, capacity: int = 2**36, depth: int = 2) -> None:
         self.account = Account()

@@ -47,6 +47,7 @@ class TritonDevice:
     records = True
     depth = 1
     tile = 4
+    own_memory = False
     programs = 4  # persistent programs of a kernel
     processors = 16
     shared = 227 * 1024  # bytes of shared memory that a program may have

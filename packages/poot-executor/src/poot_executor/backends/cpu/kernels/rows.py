@@ -11,7 +11,7 @@ import torch
 from poot_executor.backends.cpu.kernels.kernel import CPU_KERNELS, CpuKernel, view
 from poot_executor.devices.protocol import Launch, Live
 from poot_executor.kernels.kernel import Operands, Site
-from poot_executor.ops import CommitTokens, GatherRows, KeepLast, OpenRow, RowLayout, SlotMap, UnpackStep
+from poot_executor.ops import CommitTokens, GatherRows, KeepLast, OpenRow, RowLayout, SlotMap, UnpackStep, WriteHistory
 
 
 @CPU_KERNELS.register(OpenRow)
@@ -28,6 +28,21 @@ class OpenRowKernel(CpuKernel):
                 width = state.shape[1]
                 state[row] = block[at : at + width]
                 at += width
+
+        return lambda live: run
+
+
+@CPU_KERNELS.register(WriteHistory)
+class WriteHistoryKernel(CpuKernel):
+    name = "numpy"
+
+    def bind(self, site: Site, operands: Operands, device: Any) -> Launch:
+        block, history = view(operands.input(0)).numpy(), view(operands.outputs[0]).numpy()
+        start = RowLayout.RECALL_HEADER
+
+        def run() -> None:
+            row, first, count = block[:start].tolist()
+            history[row, first : first + count] = block[start : start + count]
 
         return lambda live: run
 

@@ -17,11 +17,12 @@ from poot_executor.backends.triton.kernels.kernel import (
     view,
 )
 from poot_executor.kernels.kernel import Operands, Site
-from poot_executor.ops import CommitTokens, GatherRows, KeepLast, OpenRow, RowLayout, SlotMap, UnpackStep
+from poot_executor.ops import CommitTokens, GatherRows, KeepLast, OpenRow, RowLayout, SlotMap, UnpackStep, WriteHistory
 
 # The layout's numbers as the kernels' own constants.
 _HEADER: tl.constexpr = tl.constexpr(RowLayout.HEADER)
 _LENGTH: tl.constexpr = tl.constexpr(RowLayout.LENGTH)
+_RECALL_HEADER: tl.constexpr = tl.constexpr(RowLayout.RECALL_HEADER)
 
 
 @triton.jit
@@ -47,6 +48,23 @@ class OpenRowKernel(TritonKernel):
                 at += state.shape[1]
 
         return run
+
+
+@triton.jit
+def _recall(block, history, pitch, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin_kernel(PDL)
+    row, first, count = tl.load(block), tl.load(block + 1), tl.load(block + 2)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(block + _RECALL_HEADER + i, mask=i < count, other=0)
+    tl.store(history + row.to(tl.int64) * pitch + first + i, token, mask=i < count)
+
+
+@TRITON_KERNELS.register(WriteHistory)
+class WriteHistoryKernel(TritonKernel):
+    def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
+        block, history = view(operands.input(0)), view(operands.outputs[0])
+        grid = (triton.cdiv(len(block) - RowLayout.RECALL_HEADER, 256),)
+        return lambda: _recall[grid](block, history, history.stride(0), BLOCK=256, **device.launch)
 
 
 @triton.jit
