@@ -33,6 +33,7 @@ class IdleDriver:
     """Answers token 5 at once."""
 
     depth = 1
+    score_capacity = 0
 
     def open(self, sequence: Sequence) -> None:
         """Nothing is kept."""

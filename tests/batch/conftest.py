@@ -19,7 +19,7 @@ from poot_batch.engine import Engine
 from poot_batch.errors import EngineFaultError
 from poot_batch.kv import KvSpace
 from poot_batch.request import EngineInfo, GenerateRequest, Output, SamplingParams
-from poot_batch.schedule import Sequence, StepPlan, StepResult
+from poot_batch.schedule import PromptRun, ScoreResult, Sequence, StepPlan, StepResult
 
 VOCABULARY = 60
 ENDS = (0, 1)
@@ -32,6 +32,12 @@ def token_at(seed: int, position: int) -> int:
     return int.from_bytes(digest, "little") % VOCABULARY
 
 
+def chance_of(before: tuple[int, ...], token: int) -> float:
+    """The fake model's log-probability of a prompt's token after those before it: a number that float32 holds."""
+    digest = hashlib.blake2b(f"{before}/{token}".encode(), digest_size=2).digest()
+    return -int.from_bytes(digest, "little") / 4096
+
+
 class DeviceLostError(Exception):
     """What a broken device raises."""
 
@@ -40,13 +46,16 @@ class DeviceLostError(Exception):
 class FakeDriver:
     """A device of `depth` steps. Knows its rows only from `open` and plans, and checks what the engine may not do.
 
-    `fails` maps a moment ("open", "submit", "collect") to the counts of that moment that fail.
+    `fails` maps a moment ("open", "submit", "collect") to the counts of that moment that fail; `flagged` holds requests
+    with logits that are not finite, `undefined` the (request, position of its prompt) whose log-probabilities are not.
     """
 
     depth: int = 1
     rows: int = 4
+    score_capacity: int = 0
     fails: dict[str, set[int]] = field(default_factory=dict)
     flagged: set[int] = field(default_factory=set)
+    undefined: set[tuple[int, int]] = field(default_factory=set)
     says: Callable[[int, int], int] = token_at
     plans: list[StepPlan] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
@@ -60,7 +69,7 @@ class FakeDriver:
     def open(self, sequence: Sequence) -> None:
         self._moment("open")
         self.opened[sequence.row] = sequence
-        self.lengths[sequence.row] = 0
+        self.lengths[sequence.row] = sequence.cached
 
     def submit(self, plan: StepPlan) -> Ticket:
         self._moment("submit")
@@ -70,7 +79,11 @@ class FakeDriver:
             assert self.opened[sequence.row] is sequence
             assert not sequence.finished
             self.lengths[sequence.row] += 1
-        for run in plan.prompts:
+        if plan.score is not None:
+            assert not plan.decode
+            assert not plan.prompts
+            assert plan.score.count <= self.score_capacity
+        for run in (plan.score,) if plan.score else plan.prompts:
             sequence = run.sequence
             assert self.opened[sequence.row] is sequence
             assert run.first == self.lengths[sequence.row]
@@ -91,10 +104,21 @@ class FakeDriver:
         assert self.inflight.popleft() is ticket
         tokens = np.array([token for _, token in ticket.handle], np.int32)
         flags = np.array([request_id in self.flagged for request_id, _ in ticket.handle], np.int32)
+        score = None if ticket.plan.score is None else self._score(ticket.plan.score)
         if not any(sequence.request.sampling.logprobs is not None for sequence in ticket.plan.sampling):
-            return StepResult(tokens, flags)
+            return StepResult(tokens, flags, score=score)
         ids = np.tile(np.arange(20, dtype=np.int32), (len(tokens), 1))
-        return StepResult(tokens, flags, -tokens.astype(np.float32), ids, -ids.astype(np.float32))
+        return StepResult(tokens, flags, -tokens.astype(np.float32), ids, -ids.astype(np.float32), score)
+
+    def _score(self, run: PromptRun) -> ScoreResult:
+        request, chosen = run.sequence.request, np.zeros(run.count, np.float32)
+        for n, position in enumerate(range(run.first, run.first + run.count)):
+            if position + 1 < len(request.prompt):
+                chosen[n] = chance_of(request.prompt[: position + 1], request.prompt[position + 1])
+            if (request.id, position) in self.undefined:
+                chosen[n] = np.nan
+        ids = np.tile(np.arange(20, dtype=np.int32), (run.count, 1))
+        return ScoreResult(chosen, ids, -ids.astype(np.float32))
 
     def device_bytes(self) -> int:
         return 4096
@@ -228,7 +252,7 @@ def info_of() -> Callable[..., EngineInfo]:
 @pytest.fixture(scope="session")
 def fake_model() -> SimpleNamespace:
     """The fake model's own facts."""
-    return SimpleNamespace(token_at=token_at, vocabulary=VOCABULARY, ends=ENDS, block=BLOCK)
+    return SimpleNamespace(token_at=token_at, chance_of=chance_of, vocabulary=VOCABULARY, ends=ENDS, block=BLOCK)
 
 
 @pytest.fixture(scope="session")

@@ -48,7 +48,8 @@ def test_bench_prints_a_table(smollm2_path: Path, capsys: pytest.CaptureFixture[
     assert main(["bench", str(smollm2_path), *SMALL, "--prompt-tokens", "8", "--decode-tokens", "4"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "llama on null (no hardware), 2 rows of 16 positions"
-    rows = {line[:14].strip(): line.split() for line in lines[9:]}
+    (heading,) = (n for n, line in enumerate(lines) if line.startswith("measure"))
+    rows = {line[:14].strip(): line.split() for line in lines[heading + 1 :]}
     assert set(rows) == {"prompt, 1 row", "decode, 1 row", "decode, 2 rows"}
     assert [row[3] for row in rows.values()] == ["8", "4", "8"]
     assert all(float(row[5]) > 0 for row in rows.values())

@@ -10,7 +10,7 @@ import pytest
 
 from poot_batch.build import build_engine
 from poot_batch.driver import ModelDriver, prepare_model, startup
-from poot_batch.driver.step_block import step_block
+from poot_batch.driver.step_block import score_targets, step_block
 from poot_batch.kv import KvSpace
 from poot_batch.request import EngineConfig, GenerateRequest, SamplingParams
 from poot_batch.sampling import features_of, open_block
@@ -45,6 +45,16 @@ def test_a_step_block_by_hand() -> None:
     assert block.dtype == np.int32
     # Without prompts there is nothing behind the runs.
     assert step_block(StepPlan(decode, (), decode), rows=4).tolist() == [2, 2, 0, 0, *runs[:8], *[0] * 8]
+
+
+def test_a_scored_run_and_its_targets_by_hand() -> None:
+    prompt = sequence_of(3, (50, 51, 52, 53, 54))
+    run = PromptRun(prompt, 1, 3)
+    assert step_block(StepPlan((), (), (), run), rows=2).tolist() == [3, 1, 0, 0, 3, 1, 3, 1, 0, 0, 0, 0, 51, 52, 53]
+    assert score_targets(run).tolist() == [52, 53, 54]
+    assert score_targets(PromptRun(prompt, 3, 2)).tolist() == [54, 0]
+    assert score_targets(PromptRun(prompt, 4, 1)).tolist() == [0]
+    assert score_targets(run).dtype == np.int32
 
 
 def test_the_device_reads_the_step_as_it_was_meant() -> None:
@@ -191,6 +201,24 @@ def test_rows_run_in_the_smallest_entries_that_hold_them(model: ModelHandle) -> 
     assert {(key.capacity, key.features): n for key, n in used.items() if key.program == "sample"} == {
         (1, frozenset()): 1, (2, frozenset({FULL})): 1, (4, frozenset({FULL})): 1, (6, frozenset({FULL})): 2,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("tokens", "capacity"), [(16, 16), (200, 64)])
+def test_a_scored_chunk_runs_alone_and_samples_at_its_end(model: ModelHandle, tokens: int, capacity: int) -> None:
+    device = NullDevice()
+    driver = ModelDriver(prepare_model(model, device, rows=2, max_seq=512, ends=(2,), step_tokens=tokens))
+    assert driver.score_capacity == capacity
+    sequence = sequence_of(1, tuple(range(2, 11)), prompt_logprobs=3)
+    driver.open(sequence)
+    first = driver.collect(driver.submit(StepPlan((), (), (), PromptRun(sequence, 0, 5))))
+    assert first.tokens.shape == first.flags.shape == (0,)
+    last = driver.collect(driver.submit(StepPlan((), (), (sequence,), PromptRun(sequence, 5, 4))))
+    assert last.tokens.shape == last.flags.shape == (1,)
+    for result, count in ((first, 5), (last, 4)):
+        assert result.score is not None
+        assert result.score.chosen.shape == (count,)
+        assert result.score.top_ids.shape == result.score.top_values.shape == (count, 20)
+        assert (result.score.chosen.dtype, result.score.top_ids.dtype) == (np.float32, np.int32)
 
 
 class ListeningDevice(NullDevice):

@@ -215,6 +215,29 @@ def test_log_probabilities_are_ordered_and_agree_with_the_choice(alone: list[Com
             assert 0.0 >= first >= second
 
 
+def test_a_scored_prompt_is_as_likely_as_when_it_was_generated(llm: LLM, alone: list[Completion]) -> None:
+    """Prompt and answer scored together, over the border of a chunk and beside other rows."""
+    whole = [(*llm.text.tokenizer.encode(prompt), *found.tokens) for prompt, found in zip(PROMPTS, alone, strict=True)]
+    assert min(map(len, whole)) < 64 < 2 * max(map(len, whole))
+    for tokens, scores, found in zip(whole, llm.score(whole, top=2), alone, strict=True):
+        assert tuple(entry.token for entry in scores) == tokens[1:]
+        answer = scores[len(scores) - LENGTH :]
+        assert [entry.logprob for entry in answer] == pytest.approx([e.logprob for e in found.logprobs], abs=1e-3)
+        for entry, generated in zip(answer, found.logprobs, strict=True):
+            assert [value for _, value in entry.top] == pytest.approx([v for _, v in generated.top], abs=1e-3)
+
+
+def test_an_answer_comes_with_its_prompts_scores(llm: LLM, alone: list[Completion]) -> None:
+    (scores,) = llm.score(PROMPTS[0])
+    (found,) = llm.generate(PROMPTS[0], GREEDY, max_tokens=LENGTH, prompt_logprobs=0)
+    assert found.prompt_logprobs == tuple(scores)
+    assert found.tokens == alone[0].tokens
+    deltas = list(llm.stream(PROMPTS[0], GREEDY, max_tokens=LENGTH, prompt_logprobs=0))
+    assert tuple(entry for delta in deltas for entry in delta.prompt_logprobs) == tuple(scores)
+    assert deltas[0].prompt_logprobs
+    assert "".join(delta.text for delta in deltas) == alone[0].text
+
+
 def test_generate_takes_text_or_tokens_one_or_several(llm: LLM, alone: list[Completion]) -> None:
     tokens = llm.text.tokenizer.encode(PROMPTS[0])
     by_tokens, by_text = llm.generate([tokens, PROMPTS[0]], GREEDY, max_tokens=3)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from poot_batch.kv import KvSpace
 from poot_batch.request import GenerateRequest
 from poot_batch.schedule import PromptBudget, Scheduler, Sequence
+from poot_batch.schedule.waiting import OVERTAKEN
 
 Make = Callable[..., GenerateRequest]
 
@@ -26,12 +27,18 @@ class FixedBudget(PromptBudget):
         return self.fixed if running else self.capacity
 
 
-def scheduler_of(*, rows: int = 4, blocks: int = 100, budget: int = 16, capacity: int = 16) -> Scheduler:
-    return Scheduler(rows, KvSpace(4, (blocks,), (25,)), FixedBudget(budget, capacity), capacity)
+def scheduler_of(
+    *, rows: int = 4, blocks: int = 100, budget: int = 16, capacity: int = 16, score_capacity: int = 0
+) -> Scheduler:
+    return Scheduler(rows, KvSpace(4, (blocks,), (25,)), FixedBudget(budget, capacity), capacity, score_capacity)
 
 
-def sequence_of(name: int, prompt: int = 3, max_tokens: int = 5, credit: int | None = None) -> Sequence:
-    request = GenerateRequest(id=name, prompt=(7,) * prompt, max_tokens=max_tokens, credit=credit)
+def sequence_of(
+    name: int, prompt: int = 3, max_tokens: int = 5, credit: int | None = None, scored: int | None = None
+) -> Sequence:
+    request = GenerateRequest(
+        id=name, prompt=(7,) * prompt, max_tokens=max_tokens, credit=credit, prompt_logprobs=scored
+    )
     return Sequence(request, max_tokens, 0, 0.0)
 
 
@@ -39,16 +46,111 @@ def names(sequences: object) -> list[int]:
     return [sequence.request.id for sequence in sequences]  # type: ignore[attr-defined]
 
 
-def test_first_come_first_served_even_when_a_later_one_would_fit() -> None:
+def test_a_later_one_that_fits_may_pass_one_that_does_not() -> None:
     scheduler = scheduler_of(blocks=25)
     first, large, small = sequence_of(1, 40, 8), sequence_of(2, 60, 20), sequence_of(3, 3, 5)
     for sequence in (first, large, small):
         scheduler.add(sequence)
-    assert names(scheduler.admit()) == [1]
-    assert names(scheduler.admit()) == []
-    assert (scheduler.running, scheduler.waiting) == (1, 2)
+    assert names(scheduler.admit()) == [1, 3]
+    assert (scheduler.running, scheduler.waiting, large.passed) == (2, 1, 1)
     scheduler.finish(first)
-    assert names(scheduler.admit()) == [2, 3]
+    scheduler.finish(small)
+    assert names(scheduler.admit()) == [2]
+
+
+def test_nobody_passes_one_that_was_passed_often_enough() -> None:
+    # The first holds 12 of 25 blocks, and the second wants 20.
+    scheduler = scheduler_of(blocks=25, rows=4)
+    running, large = sequence_of(0, 40, 8), sequence_of(1, 60, 20)
+    scheduler.add(running)
+    scheduler.add(large)
+    admitted = []
+    for name in range(2, 200):
+        small = sequence_of(name)
+        scheduler.add(small)
+        if name % 2:
+            # Two at a time, so that the bound is met in the middle of a turn.
+            admitted += scheduler.admit()
+            for sequence in admitted:
+                if sequence not in (running, large) and not sequence.finished:
+                    scheduler.finish(sequence)
+    passed = [sequence for sequence in admitted if sequence not in (running, large)]
+    assert names(passed) == list(range(2, 2 + OVERTAKEN))
+    assert (large.passed, large.row) == (OVERTAKEN, -1)
+    scheduler.finish(running)
+    assert names(scheduler.admit()) == [1, 66, 67]
+
+
+def test_a_fork_waits_for_its_leader_and_holds_up_nobody() -> None:
+    scheduler = scheduler_of()
+    leader, fork, other = sequence_of(1), sequence_of(2), sequence_of(3)
+    fork.leader = leader
+    for sequence in (leader, fork, other):
+        scheduler.add(sequence)
+    assert names(scheduler.admit()) == [1, 3]
+    assert fork.passed == 0
+    assert names(scheduler.admit()) == []
+    leader.committed = 1
+    assert names(scheduler.admit()) == [2]
+
+
+def test_a_fork_goes_on_alone_when_its_leader_ends() -> None:
+    scheduler = scheduler_of()
+    leader, fork = sequence_of(1), sequence_of(2)
+    fork.leader = leader
+    scheduler.add(leader)
+    scheduler.add(fork)
+    scheduler.finish(leader)
+    assert names(scheduler.admit()) == [2]
+
+
+def test_a_fork_shares_its_leaders_blocks_though_equal_ones_were_published_first() -> None:
+    scheduler = scheduler_of(blocks=25)
+    kv = scheduler.kv
+    twin, leader, fork = (sequence_of(name, 13, 3) for name in (1, 2, 3))
+    fork.leader = leader
+    for sequence in (twin, leader, fork):
+        scheduler.add(sequence)
+    assert names(scheduler.admit()) == [1, 2]
+    for sequence in (twin, leader):
+        assert sequence.reservation is not None
+        kv.publish(sequence.reservation, sequence.tokens, 12)
+    leader.committed = 1
+    scheduler.finish(twin)
+    # All but what the leader holds: the twin's blocks are evicted.
+    filler = kv.reserve(21 * 4)
+    assert filler is not None
+    kv.release(filler)
+    assert names(scheduler.admit()) == [3]
+    assert fork.cached == 12
+
+
+def test_prompts_to_score_take_turns_with_all_else() -> None:
+    scheduler = scheduler_of(budget=4, capacity=16, score_capacity=6)
+    decoding, scored, silent = sequence_of(1, 3, 9), sequence_of(2, 14, 3, scored=0), sequence_of(3, 5, 0, scored=2)
+    for sequence in (decoding, scored, silent):
+        scheduler.add(sequence)
+    scheduler.admit()
+    seen = []
+    for plan in iter(scheduler.plan, None):
+        run = plan.score
+        chunk = (run.sequence.request.id, run.first, run.count) if run else None
+        seen.append(
+            (chunk, names(plan.decode), [run.sequence.request.id for run in plan.prompts], names(plan.sampling))
+        )
+        assert run is None or (not plan.decode and not plan.prompts and plan.runs == 1)
+    assert seen[:9] == [
+        ((2, 0, 6), [], [], []),
+        (None, [], [1], [1]),
+        ((2, 6, 6), [], [], []),
+        (None, [1], [], [1]),
+        ((2, 12, 2), [], [], [2]),
+        (None, [1, 2], [], [1, 2]),
+        ((3, 0, 5), [], [], []),
+        (None, [1, 2], [], [1, 2]),
+        (None, [1], [], [1]),
+    ]
+    assert all(chunk is None and decode == [1] for chunk, decode, _, _ in seen[9:])
 
 
 def test_admission_reserves_all_that_a_sequence_may_ever_need() -> None:

@@ -47,6 +47,8 @@ def test_merging_keeps_everything(parts: list[tuple[list[int], str | None, bool]
                 tokens=tuple(tokens),
                 text=text,
                 logprobs=logprobs,
+                prompt_logprobs=(TokenLogprob(index, -2.0),) if logged else None,
+                cache_miss="not seen before" if index == 0 else None,
                 finish=finish if index == len(parts) - 1 else None,
                 prompt_tokens=7 if index in (0, len(parts) - 1) else 0,
                 error_code="engine_fault" if finish == "error" and index == len(parts) - 1 else None,
@@ -60,6 +62,9 @@ def test_merging_keeps_everything(parts: list[tuple[list[int], str | None, bool]
     assert whole.text == ("".join(texts) if texts else None)
     logged = [entry.token for output in outputs for entry in output.logprobs or ()]
     assert [entry.token for entry in whole.logprobs or ()] == logged
+    scored = [entry.token for output in outputs for entry in output.prompt_logprobs or ()]
+    assert [entry.token for entry in whole.prompt_logprobs or ()] == scored
+    assert whole.cache_miss == "not seen before"
     assert (whole.logprobs is None) == all(output.logprobs is None for output in outputs)
     assert (whole.finish, whole.prompt_tokens) == (finish, 7)
     assert whole.error_code == ("engine_fault" if finish == "error" else None)

@@ -62,10 +62,11 @@ def build_engine(
     shape = prepared.shape
     engine = Engine(
         ModelDriver(prepared),
-        KvSpace(shape.block, prepared.fit.blocks, shape.tables),
+        KvSpace(shape.block, prepared.fit.blocks, shape.tables, model=config.model, caching=config.prefix_cache),
         _info(config, prepared, ends, times.seconds),
         text.tokenizer,
         capacity=shape.tokens,
+        default_max_tokens=config.default_max_tokens,
     )
     return engine, text
 
@@ -75,6 +76,9 @@ def _check(config: EngineConfig) -> None:
         if not least <= value <= most:
             message = f"{name} must be between {least} and {most}, not {value}"
             raise StartError(message, reason_code="invalid_config")
+    if config.default_max_tokens is not None and config.default_max_tokens < 1:
+        message = f"default_max_tokens must be at least 1, not {config.default_max_tokens}"
+        raise StartError(message, reason_code="invalid_config")
     if config.threads is not None and not 1 <= config.threads <= MAX_THREADS:
         message = f"threads must be between 1 and {MAX_THREADS}, not {config.threads}"
         raise StartError(message, reason_code="invalid_config")

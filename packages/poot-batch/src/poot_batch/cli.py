@@ -1,4 +1,4 @@
-"""The console script: generate text with a model, or measure one. Nothing heavy is imported before it is needed."""
+"""The console script: generate text, measure a model, try the host logic. Nothing heavy is imported before its time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ _MOST_TOKENS = 2**24
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0, 1 when the model cannot be served or the request is refused, 2 for a wrong command line."""
+    """Exit codes: 0, 1 when the model cannot be served or the request is refused, 2 for a wrong command line.
+
+    `simulate` exits with 1 when a seed failed.
+    """
     given = _parser().parse_args(arguments)
+    if given.command == "simulate":
+        return _simulate(given)
     # These are light; torch comes with the model.
     from poot_executor.errors import ExecutorError
     from poot_models.errors import ModelError
@@ -52,7 +57,18 @@ def _parser() -> argparse.ArgumentParser:
     _add_engine_flags(bench)
     bench.add_argument("--prompt-tokens", type=_count, default=256, help="tokens of the measured prompt [256]")
     bench.add_argument("--decode-tokens", type=_count, default=64, help="tokens each row then generates [64]")
+    _add_simulate(commands.add_parser("simulate", help="play random worlds around the host logic, without a model"))
     return parser
+
+
+def _add_simulate(simulate: argparse.ArgumentParser) -> None:
+    simulate.add_argument("--seeds", type=_count, default=10_000, help="worlds to play [10000]")
+    simulate.add_argument("--first", type=int, default=0, help="the first one's seed [0]")
+    simulate.add_argument("--processes", type=_count, default=1, help="processes to spread them over [1]")
+    simulate.add_argument("--seed", type=int, help="play this one alone")
+    simulate.add_argument("--trace", action="store_true", help="with --seed: print all that happens in it")
+    simulate.add_argument("--mutations", action="store_true", help="plant known faults and see each one found")
+    simulate.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
 
 
 def _count(text: str) -> int:
@@ -90,6 +106,25 @@ def _bench(given: argparse.Namespace) -> None:
     )
     for line in bench(config, given.prompt_tokens, given.decode_tokens):
         print(line, flush=True)
+
+
+def _simulate(given: argparse.Namespace) -> int:
+    from poot_batch.simulation import command
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    try:
+        if given.part:
+            command.report(given.first, given.seeds, say)
+            return 0
+        if given.mutations:
+            return 0 if command.prove(say) else 1
+        if given.seed is not None:
+            return 0 if command.replay(given.seed, say, trace=given.trace) else 1
+        return 0 if command.campaign(given.first, given.seeds, given.processes, say) else 1
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from bisect import bisect_left
 
 from poot_batch.request import EngineStats
 from poot_batch.request.info import QUEUE_BUCKETS_MS, Histogram
+from poot_batch.schedule import Sequence
 
 
 class Counters:
@@ -14,13 +15,17 @@ class Counters:
     def __init__(self) -> None:
         self.requests = self.completed = self.cancelled = self.errored = 0
         self.prompt_tokens = self.completion_tokens = 0
+        self.prefix_hit_tokens = self.prefix_query_tokens = 0
         self.steps, self.batch = 0, 0
         self.wall_seconds = 0.0
         self._waits = [0] * (len(QUEUE_BUCKETS_MS) + 1)
         self._waited_ms = 0.0
 
-    def waited(self, milliseconds: float) -> None:
-        """A request was given a row after this time in the queue."""
+    def admitted(self, sequence: Sequence, milliseconds: float) -> None:
+        """A request was given a row, after this time in the queue."""
+        self.prefix_hit_tokens += sequence.cached
+        if sequence.looked_up:
+            self.prefix_query_tokens += sequence.prompt_length
         self._waits[bisect_left(QUEUE_BUCKETS_MS, milliseconds)] += 1
         self._waited_ms += milliseconds
 
@@ -36,6 +41,8 @@ class Counters:
             queue_depth=waiting,
             batch_size=self.batch,
             kv_blocks_used=blocks,
+            prefix_hit_tokens=self.prefix_hit_tokens,
+            prefix_query_tokens=self.prefix_query_tokens,
             steps=self.steps,
             step_wall_seconds=self.wall_seconds,
             device_bytes=device_bytes,

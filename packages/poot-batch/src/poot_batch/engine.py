@@ -11,9 +11,10 @@ from poot_batch.counters import Counters
 from poot_batch.delivery import Committer
 from poot_batch.driver.interface import Driver, Ticket
 from poot_batch.errors import EngineError, EngineFaultError, RequestError
+from poot_batch.faults import reach
 from poot_batch.kv import KvSpace
 from poot_batch.request import EngineInfo, EngineStats, GenerateRequest, Output, validate
-from poot_batch.schedule import PromptBudget, Scheduler, Sequence
+from poot_batch.schedule import PromptBudget, Scheduler, Sequence, StepPlan, StepResult
 from poot_executor.errors import DeviceError
 from poot_models.text import Tokenizer
 
@@ -24,7 +25,8 @@ PROMPT_STEP_MS = 150.0
 class Engine:
     """The loop over one driver. Not thread-safe: one thread submits and steps.
 
-    Every request that `submit` accepts ends exactly once, with an output that has `finish` set.
+    Every request that `submit` accepts ends exactly once, with an output that has `finish` set. `capacity` bounds the
+    tokens of a step; `default_max_tokens` is what a request gets that names no number, if its row has that many left.
     """
 
     def __init__(
@@ -35,11 +37,14 @@ class Engine:
         tokenizer: Tokenizer | None,
         *,
         capacity: int,
+        default_max_tokens: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.info = info
         self._driver, self._kv, self._clock = driver, kv, clock
-        self._scheduler = Scheduler(info.rows, kv, PromptBudget(PROMPT_STEP_MS, capacity), capacity)
+        self._default_max_tokens = default_max_tokens
+        budget = PromptBudget(PROMPT_STEP_MS, capacity)
+        self._scheduler = Scheduler(info.rows, kv, budget, capacity, driver.score_capacity)
         self._committer = Committer(frozenset(info.eos_ids), tokenizer, self._scheduler.finish)
         self._sequences: dict[int, Sequence] = {}
         # Steps submitted and not collected, with the time of submission.
@@ -55,9 +60,12 @@ class Engine:
         if request.id in self._sequences:
             raise RequestError(f"request id {request.id} is in use")
         validate(request, self.info)
-        left = self.info.max_seq - len(request.prompt)
+        if request.prompt_logprobs is not None and not self._driver.score_capacity:
+            raise RequestError("this engine gives no log-probabilities of prompts", param="prompt_logprobs")
         seed = request.sampling.seed if request.sampling.seed is not None else self._seeds.getrandbits(64)
-        sequence = Sequence(request, request.max_tokens or left, seed, self._clock())
+        sequence = Sequence(request, self._max_tokens(request), seed, self._clock())
+        if request.fork_of is not None and self._kv.caching:
+            sequence.leader = self._sequences.get(request.fork_of)
         self._committer.open(sequence)
         self._sequences[request.id] = sequence
         self._scheduler.add(sequence)
@@ -70,9 +78,14 @@ class Engine:
         if sequence is None:
             return []
         self._counters.cancelled += 1
-        return [
-            self._end(sequence, Output(request_id=request_id, finish="abort", prompt_tokens=sequence.prompt_length))
-        ]
+        output = Output(
+            request_id=request_id,
+            finish="abort",
+            prompt_tokens=sequence.prompt_length,
+            cached_tokens=sequence.cached,
+            cache_miss=sequence.cache_miss,
+        )
+        return [self._end(sequence, output)]
 
     def grant(self, request_id: int, tokens: int) -> None:
         """Let a request run `tokens` further. Unknown ids and requests without credit are left alone."""
@@ -95,7 +108,8 @@ class Engine:
         outputs: list[Output] = []
         try:
             for sequence in self._scheduler.admit():
-                self._counters.waited((began - sequence.arrived) * 1000)
+                self._counters.admitted(sequence, (began - sequence.arrived) * 1000)
+                reach("driver.open")
                 self._driver.open(sequence)
             plan = self._scheduler.plan()
             # Without a plan nothing changes until a submission, a grant or the end of a row, which all clear this.
@@ -103,6 +117,7 @@ class Engine:
             if plan is not None:
                 # Before the submission: a driver that cannot overlap does all of the step's work in it.
                 submitted = self._clock()
+                reach("driver.submit")
                 self._inflight.append((self._driver.submit(plan), submitted))
             if self._inflight and (plan is None or len(self._inflight) >= self._driver.depth):
                 outputs = self._collect()
@@ -131,14 +146,17 @@ class Engine:
 
     def _collect(self) -> list[Output]:
         ticket, submitted = self._inflight.popleft()
+        reach("driver.collect")
         plan, result = ticket.plan, self._driver.collect(ticket)
         # With two steps in flight, the later one starts when the earlier one is done.
         began, self._collected = max(submitted, self._collected), self._clock()
-        self._scheduler.budget.measured(plan.prompt_tokens, (self._collected - began) * 1000)
+        if plan.score is None:  # which takes longer for its tokens
+            self._scheduler.budget.measured(plan.prompt_tokens, (self._collected - began) * 1000)
         counters = self._counters
         counters.steps += 1
         counters.batch = plan.runs
         counters.prompt_tokens += plan.prompt_tokens
+        self._publish(plan, result)
         outputs = self._committer.commit(plan, result)
         for output in outputs:
             counters.completion_tokens += len(output.tokens)
@@ -150,6 +168,27 @@ class Engine:
                     counters.completed += 1
         self._faults = 0
         return outputs
+
+    def _publish(self, plan: StepPlan, result: StepResult) -> None:
+        """Keep the sampled tokens, and make findable the blocks that this step completed, unless it ran into numbers
+        that are not finite. Before the commit, which may give the blocks back."""
+        doubtful = [plan.sampling[n] for n in result.flags.nonzero()[0]]
+        if plan.score is not None and result.score is not None and not result.score.finite:
+            doubtful.append(plan.score.sequence)
+        for sequence in doubtful:
+            if not sequence.finished and sequence.reservation is not None:
+                self._kv.retract(sequence.reservation)
+        for sequence, positions in plan.fills:
+            if not sequence.finished and sequence.reservation is not None:
+                self._kv.publish(sequence.reservation, sequence.tokens, positions)
+        for sequence, token in zip(plan.sampling, result.tokens.tolist(), strict=True):
+            sequence.tokens.append(token)
+
+    def _max_tokens(self, request: GenerateRequest) -> int:
+        if request.max_tokens is not None:
+            return request.max_tokens
+        left, default = self.info.max_seq - len(request.prompt), self._default_max_tokens
+        return left if default is None else min(left, max(default, request.min_tokens))
 
     def _fault(self, error: Exception) -> list[Output]:
         """End what the failed step may have spoilt: everything that holds a row, or held one when it failed.
@@ -170,6 +209,8 @@ class Engine:
             request_id=sequence.request.id,
             finish="error",
             prompt_tokens=sequence.prompt_length,
+            cached_tokens=sequence.cached,
+            cache_miss=sequence.cache_miss,
             error_code=error.code,
             error_message=str(error),
         )

@@ -8,7 +8,8 @@ EngineError                       "engine_error"
 │   └── NonFiniteLogitsError      "non_finite_logits"
 ├── EngineDeadError               "engine_dead"              the engine process is gone or silent
 ├── EngineDrainingError           "engine_draining"          the engine takes no new requests
-└── StartError                    "start_failed"             the engine could not start; carries the engine's own code
+├── StartError                    "start_failed"             the engine could not start; carries the engine's own code
+└── InvariantError                "broken_invariant"         the simulator found the engine's host logic at fault
 """
 
 from __future__ import annotations
@@ -64,3 +65,9 @@ class StartError(EngineError):
     def __init__(self, message: str, *, reason_code: str = "start_failed") -> None:
         super().__init__(message)
         self.reason_code = reason_code
+
+
+class InvariantError(EngineError):
+    """What must always hold did not, in a simulated world."""
+
+    code = "broken_invariant"

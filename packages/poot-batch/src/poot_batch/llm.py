@@ -35,23 +35,28 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one step added to an answer. `finish` is set on the last one."""
+    """What one step added to an answer. `finish` is set on the last one.
+
+    `prompt_logprobs`, if asked for, are those of the prompt's next tokens; they come before the answer's first token.
+    """
 
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     finish: FinishReason | None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer. The end token is not part of `tokens`."""
+    """A whole answer. The end token is not part of `tokens`, nor the prompt's first token of `prompt_logprobs`."""
 
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     finish: FinishReason
     prompt_tokens: int
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class LLM:
@@ -103,11 +108,18 @@ class LLM:
         """Complete one prompt or several (text, or token ids), in the order given, batched.
 
         `options` are fields of GenerateRequest: max_tokens, min_tokens, stop, stop_token_ids, include_stop,
-        ignore_eos. Raises RequestError (nothing is run then), EngineFaultError when the engine fails on a prompt.
+        ignore_eos, prompt_logprobs. Raises RequestError (nothing is run then), EngineFaultError when the engine fails
+        on a prompt.
         """
         return self._complete(
             [self._request(self._encode(prompt), sampling, options, continues=True) for prompt in _prompts(prompts)]
         )
+
+    def score(self, prompts: Prompt | Sequence[Prompt], *, top: int = 0) -> list[list[TokenLogprob]]:
+        """How likely the model finds each prompt: log-probabilities of all its tokens but the first, given those
+        before, with the `top` likeliest tokens in each place. Nothing is generated. Raises as `generate` does."""
+        found = self.generate(prompts, prompt_logprobs=top, max_tokens=0)
+        return [list(completion.prompt_logprobs) for completion in found]
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> Iterator[Delta]:
         """Complete one prompt, delta by delta. The request is submitted by the first `next`; leaving the iterator
@@ -155,7 +167,9 @@ class LLM:
     def _request(
         self, prompt: tuple[int, ...], sampling: SamplingParams | None, options: dict[str, Any], *, continues: bool
     ) -> GenerateRequest:
-        known = {"max_tokens", "min_tokens", "stop", "stop_token_ids", "include_stop", "ignore_eos"}
+        known = {
+            "max_tokens", "min_tokens", "stop", "stop_token_ids", "include_stop", "ignore_eos", "prompt_logprobs"
+        }  # fmt: skip
         unknown = sorted(set(options) - known)
         if unknown:
             raise TypeError(f"unknown option {unknown[0]!r}; options are {', '.join(sorted(known))}")
@@ -202,7 +216,7 @@ class LLM:
             text = output.text or ""
             if detokenizer is not None:
                 text = detokenizer.push(output.tokens) + (detokenizer.finish() if output.finish else "")
-            yield Delta(text, output.tokens, output.logprobs or (), output.finish)
+            yield Delta(text, output.tokens, output.logprobs or (), output.finish, output.prompt_logprobs or ())
             if output.finish is not None:
                 return
 
@@ -243,4 +257,5 @@ def _completion(request: GenerateRequest, deltas: list[Delta]) -> Completion:
         tuple(entry for delta in deltas for entry in delta.logprobs),
         last,
         len(request.prompt),
+        tuple(entry for delta in deltas for entry in delta.prompt_logprobs),
     )

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
+
 from poot_batch.delivery.text import RowText
 from poot_batch.errors import NonFiniteLogitsError, RequestError
 from poot_batch.request import FinishReason, Output, TokenLogprob
-from poot_batch.schedule import Sequence, StepPlan, StepResult
+from poot_batch.schedule import PromptRun, ScoreResult, Sequence, StepPlan, StepResult
 from poot_models.text import Tokenizer
 
 
 class Committer:
     """Turns step results into outputs. `finish(sequence)` is called once for each sequence that ends here.
 
-    End tokens (of the model, and the request's stop_token_ids) end a row and are not delivered. Neither they nor stop
-    strings end a row within its first min_tokens. The tokens of a sequence that ended while the step was in flight are
-    dropped.
+    End tokens (of the model, and the request's stop_token_ids) end a row and are not delivered, but for their
+    log-probability. Neither they nor stop strings end a row within its first min_tokens. The tokens of a sequence that
+    ended while the step was in flight are dropped.
+
+    Log-probabilities of a prompt go out chunk by chunk, before the row's first token; without any token to come, the
+    last of them end the row.
     """
 
     def __init__(self, ends: frozenset[int], tokenizer: Tokenizer | None, finish: Callable[[Sequence], None]) -> None:
@@ -39,6 +45,9 @@ class Committer:
     def commit(self, plan: StepPlan, result: StepResult) -> list[Output]:
         tokens, flags = result.tokens.tolist(), result.flags.tolist()
         outputs = []
+        if plan.score is not None and not plan.score.sequence.finished:
+            assert result.score is not None
+            outputs.append(self._score(plan.score, result.score))
         for n, sequence in enumerate(plan.sampling):
             if sequence.finished:
                 continue
@@ -63,20 +72,45 @@ class Committer:
             error = NonFiniteLogitsError("the model's logits for this request are not finite")
             return self._end(sequence, "error", error=error)
         sequence.committed += 1
-        if token in sequence.stops and sequence.committed > request.min_tokens:
-            return self._end(sequence, "stop", text=text.finish()[0] if text else None)
-        said, finish = self._advance(sequence, text, token)
         top = request.sampling.logprobs
-        logprobs = None if top is None else (_logprob(result, n, token, top),)
+        entry = None if top is None else _logprob(result, n, token, top)
+        if token in sequence.stops and sequence.committed > request.min_tokens:
+            return self._end(sequence, "stop", text=text.finish()[0] if text else None, end_logprob=entry)
+        said, finish = self._advance(sequence, text, token)
+        logprobs = None if entry is None else (entry,)
         if finish is not None:
             return self._end(sequence, finish, tokens=(token,), text=said, logprobs=logprobs)
-        first = sequence.committed == 1
+        # Log-probabilities of the prompt came before, and with them what a first output says.
+        first = sequence.committed == 1 and request.prompt_logprobs is None
         return Output(
             request_id=request.id,
             tokens=(token,),
             text=said,
             logprobs=logprobs,
             prompt_tokens=sequence.prompt_length if first else 0,
+            cached_tokens=sequence.cached if first else 0,
+            cache_miss=sequence.cache_miss if first else None,
+        )
+
+    def _score(self, run: PromptRun, score: ScoreResult) -> Output:
+        """A chunk's log-probabilities, of the tokens that follow its positions. Nothing follows the prompt's last."""
+        sequence = run.sequence
+        top, length = sequence.request.prompt_logprobs, sequence.prompt_length
+        assert top is not None
+        tokens = sequence.request.prompt[run.first + 1 : run.first + run.count + 1]
+        found = slice(len(tokens))
+        chosen, ids, values = score.chosen[found], score.top_ids[found, :top], score.top_values[found, :top]
+        if not (np.isfinite(chosen).all() and np.isfinite(values).all()):
+            error = NonFiniteLogitsError("the model's log-probabilities of this prompt are not finite")
+            return self._end(sequence, "error", error=error)
+        entries = tuple(_entry(*each) for each in zip(tokens, chosen, ids, values, strict=True))
+        if run.samples and not sequence.max_tokens:
+            return self._end(sequence, "length", prompt_logprobs=entries)
+        return Output(
+            request_id=sequence.request.id,
+            prompt_logprobs=entries,
+            prompt_tokens=length if run.first == 0 else 0,
+            cache_miss=sequence.cache_miss if run.first == 0 else None,
         )
 
     def _advance(self, sequence: Sequence, text: RowText | None, token: int) -> tuple[str | None, FinishReason | None]:
@@ -98,6 +132,8 @@ class Committer:
         tokens: tuple[int, ...] = (),
         text: str | None = None,
         logprobs: tuple[TokenLogprob, ...] | None = None,
+        prompt_logprobs: tuple[TokenLogprob, ...] | None = None,
+        end_logprob: TokenLogprob | None = None,
         error: NonFiniteLogitsError | None = None,
     ) -> Output:
         self._finish(sequence)
@@ -109,6 +145,10 @@ class Committer:
             logprobs=logprobs,
             finish=finish,
             prompt_tokens=sequence.prompt_length,
+            cached_tokens=sequence.cached,
+            cache_miss=sequence.cache_miss,
+            prompt_logprobs=prompt_logprobs,
+            end_logprob=end_logprob,
             error_code=error.code if error else None,
             error_message=str(error) if error else None,
         )
@@ -116,5 +156,8 @@ class Committer:
 
 def _logprob(result: StepResult, n: int, token: int, top: int) -> TokenLogprob:
     assert result.chosen is not None and result.top_ids is not None and result.top_values is not None
-    pairs = zip(result.top_ids[n, :top].tolist(), result.top_values[n, :top].tolist(), strict=True)
-    return TokenLogprob(token, float(result.chosen[n]), tuple(pairs))
+    return _entry(token, result.chosen[n], result.top_ids[n, :top], result.top_values[n, :top])
+
+
+def _entry(token: int, chosen: np.float32, ids: npt.NDArray[np.int32], values: npt.NDArray[np.float32]) -> TokenLogprob:
+    return TokenLogprob(token, float(chosen), tuple(zip(ids.tolist(), values.tolist(), strict=True)))

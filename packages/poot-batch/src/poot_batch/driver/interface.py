@@ -19,11 +19,14 @@ class Ticket:
 class Driver(Protocol):
     """Runs steps in the order of submission. `depth` steps may be in flight at once.
 
+    `score_capacity` bounds the tokens of a plan's `score`; 0: this driver gives no log-probabilities of prompts.
+
     After an error of `open`, `submit` or `collect` the tickets still out are dropped uncollected, and the rows they
     ran are opened anew before any later step.
     """
 
     depth: int
+    score_capacity: int
 
     def open(self, sequence: Sequence) -> None:
         """Write an admitted sequence's row, before the first step that runs it."""

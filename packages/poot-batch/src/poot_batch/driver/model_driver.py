@@ -3,33 +3,48 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from poot_batch.driver.interface import Ticket
 from poot_batch.driver.startup import Prepared
-from poot_batch.driver.step_block import step_block
-from poot_batch.sampling import features_of, open_block
-from poot_batch.schedule import Sequence, StepPlan, StepResult
+from poot_batch.driver.step_block import score_targets, step_block
+from poot_batch.sampling import features_of, open_block, recall_blocks
+from poot_batch.schedule import PromptRun, ScoreResult, Sequence, StepPlan, StepResult
 from poot_executor.devices import Live
 from poot_executor.programs import LOGPROBS
 from poot_executor.runtime import Entry, EntryKey, Pending
+
+# Outputs of log-probabilities, which sample and score entries share.
+_LOGPROBS = ("chosen", "top_ids", "top_values")
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    """What a step brings, on its way to the host. Empty where it has nothing of a kind."""
+
+    sample: tuple[Pending, ...] = ()
+    score: tuple[Pending, ...] = ()
 
 
 class ModelDriver:
     """See `poot_batch.driver.interface.Driver`.
 
-    A step is three entries: `step` runs the tokens, `head` and `sample` the rows that have reached their end.
+    A step is three entries: `step` (or `score`, which does more) runs the tokens, `head` and `sample` the rows that
+    have reached their end.
     """
 
     def __init__(self, prepared: Prepared) -> None:
         self.depth = prepared.device.depth
         self._prepared = prepared
         self._entries = prepared.entries
-        self._ladder = sorted(key.capacity for key in prepared.entries.compiled.entries if key.program == "step")
+        self._ladder = self._capacities("step")
         # Of head and sample.
-        self._row_ladder = sorted(key.capacity for key in prepared.entries.compiled.entries if key.program == "head")
+        self._row_ladder = self._capacities("head")
+        (self.score_capacity,) = self._capacities("score")
+        (self._recall_capacity,) = self._capacities("recall")
         self._rows = prepared.shape.rows
         # What each row asks of the sample entry.
         self._features: list[frozenset[str]] = [frozenset()] * self._rows
@@ -40,26 +55,46 @@ class ModelDriver:
         entry = self._entries[EntryKey("open", 1)]
         entry.stage("block", open_block(sequence, self._prepared.shape.row_table))
         entry.run(Live())
+        if sequence.cached:
+            self._recall(sequence)
         self._features[sequence.row] = features_of(sequence)
 
+    def _recall(self, sequence: Sequence) -> None:
+        """Tell the device the tokens that it will not run: penalties count them."""
+        entry = self._entries[EntryKey("recall", self._recall_capacity)]
+        for block in recall_blocks(sequence, self._recall_capacity):
+            entry.stage("block", block)
+            entry.run(Live())
+
     def submit(self, plan: StepPlan) -> Ticket:
-        tokens = plan.tokens
-        capacity = self._ladder[bisect_left(self._ladder, tokens)]
-        live = Live(tokens=tokens, runs=plan.runs)
-        self._run(EntryKey("step", capacity), "block", step_block(plan, self._rows), live)
-        if not plan.sampling:
-            return Ticket(plan, None)
-        rows = np.array([sequence.row for sequence in plan.sampling], dtype=np.int32)
-        features = frozenset[str]().union(*{self._features[sequence.row] for sequence in plan.sampling})
+        if plan.score is not None:
+            score = self._score(plan, plan.score)
+        else:
+            tokens, score = plan.tokens, ()
+            capacity = self._ladder[bisect_left(self._ladder, tokens)]
+            live = Live(tokens=tokens, runs=plan.runs)
+            self._run(EntryKey("step", capacity), "block", step_block(plan, self._rows), live)
+        return Ticket(plan, _Fetched(self._sample(plan.sampling) if plan.sampling else (), score))
+
+    def _score(self, plan: StepPlan, run: PromptRun) -> tuple[Pending, ...]:
+        key = EntryKey("score", self.score_capacity)
+        self._entries[key].stage("targets", score_targets(run))
+        entry = self._run(key, "block", step_block(plan, self._rows), Live(tokens=run.count, runs=1))
+        return tuple(entry.fetch(name, run.count) for name in _LOGPROBS)
+
+    def _sample(self, sampling: tuple[Sequence, ...]) -> tuple[Pending, ...]:
+        rows = np.array([sequence.row for sequence in sampling], dtype=np.int32)
+        features = frozenset[str]().union(*{self._features[sequence.row] for sequence in sampling})
         capacity = self._row_ladder[bisect_left(self._row_ladder, len(rows))]
         live = Live(rows=len(rows))
         self._run(EntryKey("head", capacity), "rows", rows, live)
         sample = self._run(EntryKey("sample", capacity, features), "rows", rows, live)
-        names = ["tokens", "flags"]
-        if LOGPROBS in features:
-            names += ["chosen", "top_ids", "top_values"]
+        names = ("tokens", "flags", *(_LOGPROBS if LOGPROBS in features else ()))
         # Sent on their way now: the next step overwrites them.
-        return Ticket(plan, [sample.fetch(name, len(rows)) for name in names])
+        return tuple(sample.fetch(name, len(rows)) for name in names)
+
+    def _capacities(self, program: str) -> list[int]:
+        return sorted(key.capacity for key in self._entries.compiled.entries if key.program == program)
 
     def _run(self, key: EntryKey, name: str, data: npt.NDArray[np.int32], live: Live) -> Entry:
         """Run an entry on this input, which is sent only if it is a new one: while the same rows decode, it is not."""
@@ -71,13 +106,14 @@ class ModelDriver:
         return entry
 
     def collect(self, ticket: Ticket) -> StepResult:
-        arrays: list[Pending] | None = ticket.handle
-        if arrays is None:
+        fetched: _Fetched = ticket.handle
+        if not fetched.sample and not fetched.score:
             self._prepared.device.synchronize()
-            return StepResult(np.empty(0, np.int32), np.empty(0, np.int32))
-        tokens, flags, *logprobs = (pending.result() for pending in arrays)
+        nothing = np.empty(0, np.int32)
+        tokens, flags, *logprobs = [pending.result() for pending in fetched.sample] or (nothing, nothing)
         chosen, top_ids, top_values = logprobs or (None, None, None)
-        return StepResult(tokens, flags, chosen, top_ids, top_values)
+        score = ScoreResult(*(pending.result() for pending in fetched.score)) if fetched.score else None
+        return StepResult(tokens, flags, chosen, top_ids, top_values, score)
 
     def device_bytes(self) -> int:
         return self._prepared.device.account.total

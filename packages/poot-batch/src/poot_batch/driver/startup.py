@@ -10,7 +10,7 @@ from poot_batch.request.params import MAX_LOGIT_BIAS, MAX_LOGPROBS
 from poot_executor.devices import Device
 from poot_executor.ir import Graph
 from poot_executor.memory import Demand, Fit, Pool, fit
-from poot_executor.programs import FULL, LOGPROBS, PENALTIES, open_graph, sample_graph
+from poot_executor.programs import FULL, LOGPROBS, PENALTIES, open_graph, recall_graph, sample_graph
 from poot_executor.runtime import Compiled, EntryKey, EntrySet, compile_graphs, prepare, state_types
 from poot_executor.runtime.prepare import Progress
 from poot_models import ModelHandle
@@ -19,6 +19,11 @@ from poot_models.blocks import StepShape
 BLOCK = 16
 # Tokens that one step runs at most.
 STEP_TOKENS = 512
+# Prompt tokens that a step scores at most: the arena holds the logits of all of them.
+SCORE_TOKENS = 64
+# KV blocks of a group at most, beyond what the rows need, on a device with memory of its own: what has been run is kept
+# there to be found again. More of them would make admission slow. On the CPU the rest is left to other programs.
+KEPT_BLOCKS = 2**17
 # What a sample entry may be asked for: every set has its entries.
 _FEATURES = tuple(
     frozenset(chosen) for count in range(4) for chosen in combinations((FULL, PENALTIES, LOGPROBS), count)
@@ -67,7 +72,8 @@ def prepare_model(
         )
         return Demand(compiled.weights, compiled.arena, compiled.state_bytes("rows"), compiled.staging, 0, pools)
 
-    found = fit(rows, limit, capacity, demand, f"{device.backend} ({device.name})")
+    kept = KEPT_BLOCKS if device.own_memory else 0
+    found = fit(rows, limit, capacity, demand, f"{device.backend} ({device.name})", most_blocks=kept)
     shape = replace(_shape(model, device, found.rows, found.max_seq, step_tokens), pool_blocks=found.blocks)
     # Only the pools have another size than they were compiled with; any step names them all.
     compiled = asked[0].with_states(state_types(model.step(replace(shape, tokens=1)), device.activation))
@@ -101,11 +107,17 @@ def head_ladder(device: Device, rows: int) -> tuple[int, ...]:
 
 def _graphs(model: ModelHandle, device: Device, shape: StepShape, ends: tuple[int, ...]) -> Mapping[EntryKey, Graph]:
     """Every entry of a generative model."""
-    graphs: dict[EntryKey, Graph] = {EntryKey("open", 1): open_graph(shape.row_table)}
+    graphs: dict[EntryKey, Graph] = {
+        EntryKey("open", 1): open_graph(shape.row_table),
+        EntryKey("recall", shape.tokens): recall_graph(shape.row_table, shape.tokens),
+    }
     for tokens in ladder(device, shape):
         of_step = replace(shape, tokens=tokens, splits=device.splits(tokens))
         graphs[EntryKey("step", tokens)] = model.step(of_step)
     top = min(MAX_LOGPROBS, model.vocab_size)
+    tokens = min(SCORE_TOKENS, shape.tokens)
+    of_score = replace(shape, tokens=tokens, splits=device.splits(tokens))
+    graphs[EntryKey("score", tokens)] = model.score(of_score, top)
     for rows in head_ladder(device, shape.rows):
         graphs[EntryKey("head", rows)] = model.head(rows, shape)
         for features in _FEATURES:

@@ -9,43 +9,100 @@ Blocks = npt.NDArray[np.int32]
 
 
 class BlockPool:
-    """Reference-counted blocks 0..size-1 (arXiv 2309.06180).
+    """Reference-counted blocks 0..size-1 (arXiv 2309.06180), some of them findable by the digest of what they hold.
 
-    Blocks that follow each other are given out when there is such a run, since some kernels read those in place.
+    A block without references is free, or, if it is findable, idle: it keeps its contents until its room is needed.
+    Free blocks are given out first, and blocks that follow each other if there is such a run, since some kernels read
+    those in place; then idle ones, those least recently in use first.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.used = 0
+        """Blocks that have references."""
         self._references = np.zeros(size, dtype=np.int32)
+        self._digests: list[bytes | None] = [None] * size
+        self._index: dict[bytes, int] = {}
+        self._findable = np.zeros(size, dtype=np.bool_)
+        # When an idle block was in use last: larger is later.
+        self._stamps = np.zeros(size, dtype=np.int64)
+        self._clock = 0
 
     @property
     def free(self) -> int:
+        """Blocks that can be given out: free and idle ones."""
         return self.size - self.used
 
     @property
-    def used(self) -> int:
-        return int(np.count_nonzero(self._references))
+    def findable(self) -> int:
+        return len(self._index)
 
     def allocate(self, count: int) -> Blocks | None:
-        """`count` blocks with one reference each; None when fewer are free."""
-        free = np.flatnonzero(self._references == 0)
-        if len(free) < count:
+        """`count` blocks with one reference each; None when fewer can be given out."""
+        if count > self.free:
             return None
+        open_ = self._references == 0
+        free = np.flatnonzero(open_ & ~self._findable)
+        if len(free) < count:
+            idle = np.flatnonzero(open_ & self._findable)
+            short = count - len(free)
+            evicted = idle[np.argpartition(self._stamps[idle], short - 1)[:short]]
+            self.forget(evicted)
+            free = np.union1d(free, evicted)
         blocks = _first_run(free, count)
         self._references[blocks] = 1
+        self.used += count
         return blocks.astype(np.int32)
 
     def share(self, blocks: Blocks) -> None:
-        """One more reference to blocks that are in use."""
-        if np.any(self._references[blocks] == 0):
+        """One more reference to blocks that are in use or idle. Blocks must not repeat."""
+        unused = self._references[blocks] == 0
+        if np.any(unused & ~self._findable[blocks]):
             raise ValueError("a free block cannot be shared")
         self._references[blocks] += 1
+        self.used += int(np.count_nonzero(unused))
+
+    def idle(self, blocks: Blocks) -> int:
+        """How many of these blocks have no references."""
+        return int(np.count_nonzero(self._references[blocks] == 0))
 
     def release(self, blocks: Blocks) -> None:
-        """Give one reference of each block back. Blocks must not repeat."""
+        """Give one reference of each block back. Blocks must not repeat.
+
+        They are in a sequence's order: of those that become idle, the last is the first to be evicted.
+        """
         if np.any(self._references[blocks] == 0):
             raise ValueError("a free block was released")
         self._references[blocks] -= 1
+        self.used -= self.idle(blocks)
+        self.touch(blocks)
+
+    def touch(self, blocks: Blocks) -> None:
+        """Note that these blocks, in a sequence's order, were in use now."""
+        self._clock += len(blocks)
+        self._stamps[blocks] = np.arange(self._clock, self._clock - len(blocks), -1)
+
+    def find(self, digest: bytes) -> int | None:
+        return self._index.get(digest)
+
+    def publish(self, block: int, digest: bytes) -> bool:
+        """Make a block in use findable; False, and nothing changes, when another block with this digest is."""
+        if self._references[block] == 0:
+            raise ValueError("a block that nobody holds was published")
+        if self._index.setdefault(digest, block) != block:
+            return False
+        self._digests[block] = digest
+        self._findable[block] = True
+        return True
+
+    def forget(self, blocks: npt.NDArray[np.integer]) -> None:
+        """Nobody finds these blocks any longer. Idle ones are free now."""
+        for block in blocks.tolist():
+            digest = self._digests[block]
+            if digest is not None:
+                del self._index[digest]
+                self._digests[block] = None
+        self._findable[blocks] = False
 
 
 def _first_run(free: npt.NDArray[np.intp], count: int) -> npt.NDArray[np.intp]:

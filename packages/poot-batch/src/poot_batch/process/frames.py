@@ -109,16 +109,19 @@ def unpack_request(frame: Generate) -> GenerateRequest:
 
 
 def pack_outputs(outputs: list[Output]) -> Step:
-    """Outputs that say no more than one token go into the arrays."""
+    """Outputs that say no more than one token go into the arrays, which are read first: one that follows another of its
+    request does not."""
     ids: list[int] = []
     tokens: list[int] = []
     rest: list[Output] = []
+    told: set[int] = set()
     for output in outputs:
-        if _is_plain(output):
+        if _is_plain(output) and output.request_id not in told:
             ids.append(output.request_id)
             tokens.append(output.tokens[0])
         else:
             rest.append(output)
+            told.add(output.request_id)
     return Step(np.array(ids, dtype="<i8").tobytes(), np.array(tokens, dtype="<i4").tobytes(), tuple(rest))
 
 
@@ -134,9 +137,11 @@ def _is_plain(output: Output) -> bool:
         output.finish is None
         and output.text is None
         and output.logprobs is None
+        and output.prompt_logprobs is None
         and len(output.tokens) == 1
         and output.prompt_tokens == 0
         and output.cached_tokens == 0
+        and output.cache_miss is None
         and output.error_code is None
         and output.error_message is None
     )

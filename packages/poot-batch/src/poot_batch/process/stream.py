@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from poot_batch.request import Output
+from poot_batch.request import Output, TokenLogprob
 
 # Tokens that a stream's reader may be behind before its row pauses, and how many are granted at a time.
 CREDIT = 64
@@ -72,12 +72,17 @@ def merged(outputs: deque[Output]) -> Output:
     parts = tuple(outputs)
     outputs.clear()
     texts = [part.text for part in parts if part.text is not None]
-    logprobs = [part.logprobs for part in parts if part.logprobs is not None]
     return msgspec.structs.replace(
         parts[-1],
         tokens=tuple(token for part in parts for token in part.tokens),
         text="".join(texts) if texts else None,
-        logprobs=tuple(entry for entries in logprobs for entry in entries) if logprobs else None,
+        logprobs=_joined([part.logprobs for part in parts if part.logprobs is not None]),
+        prompt_logprobs=_joined([part.prompt_logprobs for part in parts if part.prompt_logprobs is not None]),
         prompt_tokens=max(part.prompt_tokens for part in parts),
         cached_tokens=max(part.cached_tokens for part in parts),
+        cache_miss=next((part.cache_miss for part in parts if part.cache_miss is not None), None),
     )
+
+
+def _joined(lists: list[tuple[TokenLogprob, ...]]) -> tuple[TokenLogprob, ...] | None:
+    return tuple(entry for entries in lists for entry in entries) if lists else None

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 
 from poot_batch.engine import Engine
 from poot_batch.errors import EngineError, RequestError, StartError
+from poot_batch.faults import reach
 from poot_batch.process import frames
 from poot_batch.request import Output
 
@@ -77,6 +78,7 @@ class _Peer:
     def flush(self) -> None:
         while self._outbox and not self.gone:
             try:
+                reach("worker.send")
                 sent = self._channel.send(self._outbox)
             except BlockingIOError:
                 return

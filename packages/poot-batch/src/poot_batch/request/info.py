@@ -6,13 +6,18 @@ import msgspec
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine process is started with. `rows` and `max_seq` are wishes: the memory fit may lower them."""
+    """What an engine process is started with. `rows` and `max_seq` are wishes: the memory fit may lower them.
+
+    `default_max_tokens` is what a request gets that names no number (None: the rest of its row).
+    """
 
     model: str
     backend: str = "auto"
     rows: int = 4
     max_seq: int = 4096
     threads: int | None = None
+    prefix_cache: bool = True
+    default_max_tokens: int | None = None
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,8 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     finish "error", `error_code` and `error_message` say why (`error_code` is that of an EngineError class).
     `prompt_tokens` and `cached_tokens` are set on the first output and on the last one, and so is `cache_miss`: why
     less of the prompt than its full blocks came from the prefix cache, for people. `prompt_logprobs` are those of the
-    prompt's next tokens, in order: over all outputs one for every prompt token but the first.
+    prompt's next tokens, in order: over all outputs one for every prompt token but the first. `end_logprob` is that of
+    the end token, where one ended the text: the token is none of `tokens`, nor this one of `logprobs`.
     """
 
     request_id: int
@@ -38,5 +39,6 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached_tokens: int = 0
     cache_miss: str | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    end_logprob: TokenLogprob | None = None
     error_code: str | None = None
     error_message: str | None = None

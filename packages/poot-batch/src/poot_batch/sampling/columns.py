@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -49,3 +51,10 @@ def open_block(sequence: Sequence, shape: RowTableShape) -> npt.NDArray[np.int32
         tables.append(np.resize(blocks, width))
     head = np.array([sequence.row], dtype=np.int32)
     return np.concatenate([head, ints, reals.view(np.int32), ids, values.view(np.int32), *tables])
+
+
+def recall_blocks(sequence: Sequence, most: int) -> Iterator[npt.NDArray[np.int32]]:
+    """The blocks that put the cached part of a prompt into its row's history: row, first position, tokens, these."""
+    for first in range(0, sequence.cached, most):
+        tokens = sequence.request.prompt[first : min(first + most, sequence.cached)]
+        yield np.array([sequence.row, first, len(tokens), *tokens], dtype=np.int32)

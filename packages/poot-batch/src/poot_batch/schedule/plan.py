@@ -19,8 +19,12 @@ class PromptRun:
     count: int
 
     @property
+    def end(self) -> int:
+        return self.first + self.count
+
+    @property
     def samples(self) -> bool:
-        return self.first + self.count == self.sequence.prompt_length
+        return self.end == self.sequence.prompt_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,8 @@ class StepPlan:
     sampling: tuple[Sequence, ...]
     """The sequences that sample, in the order of the runs and of the result."""
     score: PromptRun | None = None
+    fills: tuple[tuple[Sequence, int], ...] = ()
+    """The sequences of which this step completes a KV block, and the positions that they have run after it."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -56,6 +62,10 @@ class ScoreResult:
     chosen: npt.NDArray[np.float32]
     top_ids: npt.NDArray[np.int32]
     top_values: npt.NDArray[np.float32]
+
+    @property
+    def finite(self) -> bool:
+        return bool(np.isfinite(self.chosen).all() and np.isfinite(self.top_values).all())
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-from collections import deque
 from heapq import heappop, heappush
 
 from poot_batch.kv import KvSpace
 from poot_batch.schedule.budget import PromptBudget
 from poot_batch.schedule.plan import PromptRun, StepPlan
+from poot_batch.schedule.reuse import look_up, miss
 from poot_batch.schedule.sequence import Sequence
+from poot_batch.schedule.waiting import WaitingLine
 
 
 class Scheduler:
-    """First come, first served. A sequence gets a row and the blocks of all it may ever need when it is admitted, so
-    none is preempted or starved; one that finds no room waits, and those behind it too.
+    """A sequence gets a row and the blocks of all it may ever need when it is admitted, so none is preempted or
+    starved; `WaitingLine` says in which order.
 
     `capacity` bounds the tokens of a step; it is no less than `rows`, so that every row can decode in each step.
+    `score_capacity` bounds the tokens of a step that scores a prompt; with 0 none is ever added that asks for it.
     """
 
-    def __init__(self, rows: int, kv: KvSpace, budget: PromptBudget, capacity: int) -> None:
+    def __init__(self, rows: int, kv: KvSpace, budget: PromptBudget, capacity: int, score_capacity: int = 0) -> None:
         if capacity < rows:
             raise ValueError(f"a step of {capacity} tokens has no room for {rows} rows")
         self.kv, self.budget = kv, budget
-        self._capacity = capacity
-        self._waiting: deque[Sequence] = deque()
+        self._capacity, self._score_capacity = capacity, score_capacity
+        self._waiting = WaitingLine(kv)
         # In the order of admission; a dict for its cheap removal.
         self._running: dict[Sequence, None] = {}
+        # Those of them whose prompts are being scored.
+        self._scoring: dict[Sequence, None] = {}
+        self._scored_last = False
         self._free_rows = list(range(rows))
 
     def add(self, sequence: Sequence) -> None:
-        self._waiting.append(sequence)
+        look_up(sequence, self.kv)
+        self._waiting.add(sequence)
 
     @property
     def waiting(self) -> int:
@@ -42,35 +48,50 @@ class Scheduler:
     def admit(self) -> tuple[Sequence, ...]:
         """Give rows and blocks to those who can have them; the sequences admitted, whose rows must be opened."""
         admitted = []
-        while self._waiting and self._free_rows:
-            sequence = self._waiting[0]
-            reservation = self.kv.reserve(sequence.prompt_length + sequence.max_tokens)
-            if reservation is None:
-                break
-            self._waiting.popleft()
+        for sequence, reservation in self._waiting.take(len(self._free_rows)):
             sequence.row, sequence.reservation = heappop(self._free_rows), reservation
+            sequence.leader = None
+            sequence.cached = sequence.scheduled = reservation.cached * self.kv.block
+            sequence.cache_miss = miss(sequence, self.kv, reservation.cached)
             self._running[sequence] = None
+            if sequence.scored:
+                self._scoring[sequence] = None
             admitted.append(sequence)
         return tuple(admitted)
 
     def plan(self) -> StepPlan | None:
         """The next step: every row that may decode, then prompts in order of admission within the budget.
 
-        Advances `scheduled` of the sequences it takes. None when nobody can run.
+        Prompts to score take turns with all of that, one chunk in a step of its own. Advances `scheduled` of the
+        sequences it takes. None when nobody can run.
         """
-        decode, reading = [], []
+        if self._scoring and not self._scored_last:
+            return self._score()
+        plan = self._run()
+        if plan is None and self._scoring:
+            return self._score()
+        self._scored_last = False
+        return plan
+
+    def _run(self) -> StepPlan | None:
+        decode, reading, fills = [], [], []
+        block = self.kv.block
         for sequence in self._running:
             scheduled = sequence.scheduled
             if scheduled < sequence.prompt_length:
-                reading.append(sequence)
+                if not sequence.scored:
+                    reading.append(sequence)
             elif scheduled < sequence.limit:
-                sequence.scheduled = scheduled + 1
+                sequence.scheduled = scheduled = scheduled + 1
                 decode.append(sequence)
+                if scheduled % block == 0:
+                    fills.append((sequence, scheduled))
         prompts = self._prompts(reading, len(decode)) if reading else []
         if not decode and not prompts:
             return None
+        fills += [(run.sequence, run.end) for run in prompts if run.end // block > run.first // block]
         sampling = [*decode, *(run.sequence for run in prompts if run.samples)]
-        return StepPlan(tuple(decode), tuple(prompts), tuple(sampling))
+        return StepPlan(tuple(decode), tuple(prompts), tuple(sampling), fills=tuple(fills))
 
     def _prompts(self, reading: list[Sequence], decoding: int) -> list[PromptRun]:
         room = min(self.budget.tokens(running=decoding > 0), self._capacity - decoding)
@@ -84,6 +105,18 @@ class Scheduler:
             room -= count
         return runs
 
+    def _score(self) -> StepPlan:
+        """The next chunk of the first prompt to score; its last one samples if any token is wanted."""
+        self._scored_last = True
+        sequence = next(iter(self._scoring))
+        run = PromptRun(sequence, sequence.scheduled, min(sequence.prompt_left, self._score_capacity))
+        sequence.scheduled = run.end
+        if run.samples:
+            del self._scoring[sequence]
+        sampling = (sequence,) if run.samples and sequence.max_tokens else ()
+        fills = ((sequence, run.end),) if run.end // self.kv.block > run.first // self.kv.block else ()
+        return StepPlan((), (), sampling, run, fills)
+
     def finish(self, sequence: Sequence) -> None:
         """Free the row and its blocks at once. Steps in flight that still write them come before any later one."""
         if sequence.finished:
@@ -94,4 +127,5 @@ class Scheduler:
             return
         self.kv.release(sequence.reservation)
         del self._running[sequence]
+        self._scoring.pop(sequence, None)
         heappush(self._free_rows, sequence.row)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
-from poot_batch.kv import Reservation
+from poot_batch.kv import Chain, Reservation
 from poot_batch.request import GenerateRequest
 
 
@@ -16,6 +17,10 @@ class Sequence:
     the host knows fewer tokens than the device has. A finished sequence stays in the steps it is in; what those
     bring is dropped. A step may run the row one token further while `prompt_length <= scheduled < limit`: within
     max_tokens and the client's credit.
+
+    `tokens` are the prompt and what was sampled so far. If the prompt is `looked_up` in the prefix cache, its first
+    `cached` positions were found there and are never run; `cache_miss` says why it is not more. A fork waits while its
+    `leader` is there, and `passed` counts those that were admitted before it although they came after it.
     """
 
     request: GenerateRequest
@@ -28,12 +33,20 @@ class Sequence:
     committed: int = 0
     finished: bool = False
     stops: frozenset[int] = frozenset()
+    leader: Sequence | None = None
+    passed: int = 0
+    chain: Chain | None = None
+    looked_up: bool = False
+    cached: int = 0
+    cache_miss: str | None = None
     prompt_length: int = field(init=False)
     limit: int = field(init=False)
+    tokens: array[int] = field(init=False)
     _granted: int | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.request.prompt)
+        self.tokens = array("i", self.request.prompt)
         self._granted = self.request.credit
         self._set_limit()
 
@@ -47,6 +60,17 @@ class Sequence:
     def prompt_left(self) -> int:
         """Prompt tokens that no step has been given yet."""
         return max(0, self.prompt_length - self.scheduled)
+
+    @property
+    def scored(self) -> bool:
+        """Whether its prompt is read for the log-probabilities of its tokens: whole, and in steps of their own."""
+        return self.request.prompt_logprobs is not None
+
+    @property
+    def following(self) -> bool:
+        """Whether it still waits until its leader's prompt has been read, or the leader has ended."""
+        leader = self.leader
+        return leader is not None and not leader.finished and not leader.committed
 
     def _set_limit(self) -> None:
         tokens = self.max_tokens if self._granted is None else min(self.max_tokens, self._granted)

@@ -1,0 +1,134 @@
+"""`poot-batch simulate`: play seeds, on several processes too, and replay one that failed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from poot_batch.simulation.campaign import Found, Tally, play, run_seeds
+from poot_batch.simulation.mutations import MUTATIONS, detect
+
+_PROGRESS_SECONDS = 2.0
+_MOST_FOUND = 10
+_MUTATION_SEEDS = 10_000
+
+Say = Callable[[str], None]
+
+
+class _Report(msgspec.Struct):
+    """What a process of a campaign tells: all that it has played so far."""
+
+    seeds: int
+    found: list[tuple[int, int, str]]
+    seen: dict[str, int]
+
+
+def replay(seed: int, say: Say, *, trace: bool) -> bool:
+    """Play one seed, with everything that happens in it if asked; whether it held."""
+    world, found = play(seed, say if trace else None)
+    if found is None:
+        say(f"seed {seed}: holds, {world.turn} turns, {len(world.account.lives)} requests")
+        return True
+    say(_told(found))
+    return False
+
+
+def campaign(first: int, seeds: int, processes: int, say: Say) -> bool:
+    """Play `seeds` seeds from `first` on; whether all of them held. A failing one is told at once."""
+    began = shown = time.monotonic()
+    told: set[int] = set()
+
+    def progress(done: int, failed: Iterable[Found]) -> None:
+        nonlocal shown
+        for found in failed:
+            if found.seed not in told:
+                told.add(found.seed)
+                say(_told(found))
+        now = time.monotonic()
+        if now - shown >= _PROGRESS_SECONDS:
+            shown = now
+            say(f"{done} of {seeds} seeds, {done / (now - began):.0f} a second, {len(told)} failed")
+
+    if processes == 1:
+        numbers = range(first, first + seeds)
+        tally = run_seeds(numbers, most=_MOST_FOUND, each=lambda part: progress(part.seeds, part.found))
+    else:
+        tally = _spread(first, seeds, processes, progress)
+    took = max(time.monotonic() - began, 1e-9)
+    say(", ".join(f"{count} {what}" for what, count in sorted(tally.seen.items())))
+    say(f"{tally.seeds} seeds in {took:.1f} s, {tally.seeds / took:.0f} a second: {len(tally.found)} failed")
+    return not tally.found
+
+
+def report(first: int, seeds: int, say: Say) -> None:
+    """Play seeds as a part of a campaign: reports for the process that spreads them, one a line."""
+    told = time.monotonic()
+
+    def tell(tally: Tally) -> None:
+        found = [(found.seed, found.turn, found.what) for found in tally.found]
+        say(msgspec.json.encode(_Report(tally.seeds, found, dict(tally.seen))).decode())
+
+    def each(tally: Tally) -> None:
+        nonlocal told
+        if time.monotonic() - told >= _PROGRESS_SECONDS:
+            told = time.monotonic()
+            tell(tally)
+
+    tell(run_seeds(range(first, first + seeds), most=_MOST_FOUND, each=each))
+
+
+def prove(say: Say) -> bool:
+    """Plant each mutation and look for a seed that finds it; whether all were found."""
+    missed = 0
+    for mutation in MUTATIONS:
+        found = detect(mutation, _MUTATION_SEEDS)
+        missed += found is None
+        result = "NOT FOUND" if found is None else f"found after {found.seed + 1} seeds: {found.what}"
+        say(f"{mutation.name}: {result}")
+    say(f"{len(MUTATIONS) - missed} of {len(MUTATIONS)} mutations found within {_MUTATION_SEEDS} seeds")
+    return not missed
+
+
+def _told(found: Found) -> str:
+    again = f"poot-batch simulate --seed {found.seed} --trace"
+    return f"seed {found.seed} fails at turn {found.turn}: {found.what}\n  {again}"
+
+
+def _spread(first: int, seeds: int, processes: int, progress: Callable[[int, Iterable[Found]], None]) -> Tally:
+    """Each process plays a range of its own."""
+    borders = [first + seeds * n // processes for n in range(processes + 1)]
+    parts: dict[int, Tally] = {}
+    gate = threading.Lock()
+
+    def follow(index: int) -> None:
+        for part in _reports(borders[index], borders[index + 1] - borders[index]):
+            found = [Found(*each) for each in part.found]
+            with gate:
+                parts[index] = Tally(part.seeds, found, Counter(part.seen))
+                progress(sum(each.seeds for each in parts.values()), found)
+
+    with ThreadPoolExecutor(processes) as pool:
+        list(pool.map(follow, range(processes)))
+    whole = Tally()
+    for part in parts.values():
+        whole.seeds += part.seeds
+        whole.found += part.found
+        whole.seen += part.seen
+    return whole
+
+
+def _reports(first: int, seeds: int) -> Iterator[_Report]:
+    words = ["-m", "poot_batch.cli", "simulate", "--first", str(first), "--seeds", str(seeds), "--part"]
+    with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            yield msgspec.json.decode(line, type=_Report)
+    if child.returncode:
+        raise subprocess.CalledProcessError(child.returncode, words)
