@@ -57,12 +57,17 @@ def build_text(directory: Path) -> TextModel:
 
 @dataclass
 class Script:
-    """What the engine answers: `steps` of token ids (HOLD waits for cancellation), then `finish`."""
+    """What the engine answers: `steps` of token ids (HOLD waits for cancellation), then `finish`.
+
+    `score_chunk`: how many prompt log-probabilities it gives at a time.
+    """
 
     steps: Sequence[Any] = ()
     finish: str = "stop"
     error_code: str | None = None
     cached: int = 0
+    miss: str | None = None
+    score_chunk: int = 3
 
 
 @dataclass
@@ -83,9 +88,15 @@ class FakeStream:
         engine, request, script = self.engine, self.request, self.script
         engine.running += 1
         detokenizer, matcher = Detokenizer(engine.tokenizer), StopMatcher(request.stop)
-        counts = {"prompt_tokens": len(request.prompt), "cached_tokens": script.cached}
+        counts = {"prompt_tokens": len(request.prompt), "cached_tokens": script.cached, "cache_miss": script.miss}
         sent = 0
         try:
+            for scores in engine.prompt_logprobs(request, script.score_chunk):
+                await asyncio.sleep(0)
+                yield Output(request_id=request.id, prompt_logprobs=scores, **counts)
+            if request.max_tokens == 0:
+                yield Output(request_id=request.id, finish="length", **counts)
+                return
             for step in script.steps:
                 if step == HOLD:
                     await self.cancelled.wait()
@@ -122,6 +133,7 @@ class FakeStream:
 class FakeEngine:
     tokenizer: Tokenizer
     script: Script = field(default_factory=Script)
+    scripts: list[Script] = field(default_factory=list)
     state: str = "serving"
     running: int = 0
     steps: int = 0
@@ -149,6 +161,14 @@ class FakeEngine:
         top = tuple((10 + rank, -1.0 - rank) for rank in range(wanted))
         return tuple(TokenLogprob(token, -0.5, top) for token in tokens)
 
+    def prompt_logprobs(self, request: GenerateRequest, chunk: int) -> list[tuple[TokenLogprob, ...]]:
+        """-0.25 for the prompt's second token, -0.5 for its third and so on, with alternatives like those of tokens."""
+        if request.prompt_logprobs is None:
+            return []
+        top = tuple((10 + rank, -1.0 - rank) for rank in range(request.prompt_logprobs))
+        scores = [TokenLogprob(token, -0.25 * at, top) for at, token in enumerate(request.prompt)][1:]
+        return [tuple(scores[at : at + chunk]) for at in range(0, len(scores), chunk)]
+
     def submit(self, request: GenerateRequest) -> FakeStream:
         if self.state == "dead":
             raise EngineDeadError("the engine is gone")
@@ -156,7 +176,8 @@ class FakeEngine:
             raise EngineDrainingError("the engine drains")
         validate(request, self.info)
         self.submitted.append(request)
-        stream = FakeStream(self, request, self.script)
+        scripts = self.scripts or [self.script]
+        stream = FakeStream(self, request, scripts[len(self.streams) % len(scripts)])
         self.streams.append(stream)
         return stream
 
@@ -198,8 +219,17 @@ class Served:
         """The engine's next answers: `text`, one step a token, or `steps`."""
         if text is not None:
             fields["steps"] = [[token] for token in self.engine.tokenizer.encode(text, add_special=False)]
-        self.engine.script = Script(**fields)
+        self.engine.script, self.engine.scripts = Script(**fields), []
+        self.engine.streams.clear()
         self.engine.cancelled.clear()
+
+    def answers(self, *texts: str) -> None:
+        """The engine's next answers, one for each request in turn."""
+        scripts = []
+        for text in texts:
+            self.answer(text)
+            scripts.append(self.engine.script)
+        self.engine.scripts = scripts
 
     def raw(self, data: bytes, *, half_close: bool = False) -> bytes:
         """What the server sends back, until it closes or has sent a whole small answer."""
@@ -273,6 +303,7 @@ def served(_running: Served) -> Served:
     """The session's server, as new."""
     engine = _running.engine
     engine.script, engine.state, engine.info, engine.steps = Script(), "serving", engine.plan, 0
+    engine.scripts = []
     engine.submitted.clear()
     engine.streams.clear()
     engine.cancelled.clear()

@@ -10,13 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poot_batch.request import Output, TokenLogprob
-from poot_serve.emit.answer import Heading
+from poot_serve.emit.answer import Asked, Heading
 from poot_serve.emit.chat import ChatAnswer
 from poot_serve.emit.completions import CompletionAnswer
+from poot_serve.emit.echo import Echo
 from poot_serve.emit.logprobs import finite, token_label
 from poot_serve.emit.sse import event
 from poot_serve.emit.transcript import Transcript
 from poot_serve.errors import GenerationError, UnavailableError
+from poot_serve.protocol.usage import Usage
 
 HEADING = Heading("id-1", 5, "tiny", "fp")
 steps = st.lists(st.lists(st.integers(0, 310), max_size=4), max_size=12)
@@ -43,18 +45,20 @@ def test_deltas_add_up_to_the_buffered_answer(text, steps, logprobs, chat):
     shape = ChatAnswer if chat else CompletionAnswer
 
     def fresh():
-        answer = shape(HEADING, text.tokenizer, logprobs=logprobs, include_usage=False)
+        answer = shape(HEADING, text.tokenizer, Asked(logprobs=logprobs))
         return answer, Transcript(text.tokenizer, engine_text=False, continues=not chat)
 
     answer, transcript = fresh()
     chunks = [
         msgspec.json.decode(event(chunk)[6:])["choices"][0]
         for output in outputs(steps, logprobs=logprobs)
-        for chunk in answer.chunks(transcript.push(output))
+        for chunk in answer.chunks(0, transcript.push(output))
     ]
     answer, transcript = fresh()
     pieces = [transcript.push(output) for output in outputs(steps, logprobs=logprobs)]
-    whole = msgspec.json.decode(msgspec.json.encode(answer.whole(pieces, transcript.usage)))
+    whole = msgspec.json.decode(
+        msgspec.json.encode(answer.whole([pieces], Usage.of(transcript.prompt_tokens, transcript.completion_tokens, 0)))
+    )
     choice = whole["choices"][0]
     expected = text.tokenizer.decode([token for step in steps for token in step])
     if chat:
@@ -78,7 +82,17 @@ def test_text_of_the_engine_is_taken_as_it_is(text):
     transcript = Transcript(text.tokenizer, engine_text=True, continues=False)
     given_texts = [Output(request_id=1, tokens=(40, 41), text="ab"), Output(request_id=1, tokens=(42,), finish="stop")]
     assert [transcript.push(output).text for output in given_texts] == ["ab", ""]
-    assert transcript.usage.completion_tokens == 3
+    assert transcript.completion_tokens == 3
+
+
+@pytest.mark.parametrize("echoed", [False, True])
+def test_the_end_tokens_entry_is_shown_behind_an_echo_alone(text, echoed):
+    echo = Echo("ab", (40, 41)) if echoed else None
+    transcript = Transcript(text.tokenizer, engine_text=False, continues=True, echo=echo)
+    chosen, end = TokenLogprob(41, -2.0), TokenLogprob(2, -0.5)
+    piece = transcript.push(Output(request_id=1, finish="stop", prompt_logprobs=(chosen,), end_logprob=end))
+    assert piece.logprobs == ((chosen, end) if echoed else ())
+    assert transcript.completion_tokens == 0
 
 
 def test_a_character_that_never_ends_is_one_replacement_character(text):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -49,19 +50,12 @@ def lower(text):
     def run(kind, body):
         given_body = json.dumps(body).encode()
         if kind == "chat":
-            wire = decode_body(given_body, ChatRequest, unbuilt.CHAT)
-            made = lower_chat(
-                wire,
-                request_id=1,
-                tokenizer=text.tokenizer,
-                template=text.chat_template,
-                template_problem=None,
-                info=info,
-            )
+            made = lower_chat(decode_body(given_body, ChatRequest, unbuilt.CHAT), text=text, info=info)
         else:
             wire = decode_body(given_body, CompletionRequest, unbuilt.COMPLETION)
-            made = lower_completion(wire, request_id=1, tokenizer=text.tokenizer, info=info)
-        validate(made.request, info)
+            made = lower_completion(wire, tokenizer=text.tokenizer, info=info)
+        for request in made.requests:
+            validate(request, info)
         return made
 
     return run
@@ -73,7 +67,7 @@ def test_any_chat_is_taken_or_refused_in_type(lower, fields, messages):
         made = lower("chat", {"messages": messages, **fields})
     except (ClientError, RequestError, TextError):
         return
-    assert made.request.prompt
+    assert all(request.prompt for request in made.requests)
 
 
 @given(fields=fields, prompt=values | st.lists(st.integers(-1, 400), max_size=80) | st.text(max_size=20))
@@ -82,7 +76,9 @@ def test_any_completion_is_taken_or_refused_in_type(lower, fields, prompt):
         made = lower("completion", {"prompt": prompt, **fields})
     except (ClientError, RequestError, TextError):
         return
-    assert made.request.max_tokens and made.request.prompt
+    for index, request in enumerate(made.requests):
+        assert request.prompt and (request.max_tokens or fields.get("echo"))
+        assert request.id == index and request.fork_of == (index - index % made.n if index % made.n else None)
 
 
 @pytest.mark.parametrize("name", sorted(unbuilt.CHAT))
@@ -111,17 +107,35 @@ def test_field_paths(message, param):
 
 
 def test_a_model_without_a_template_says_what_to_do(text):
-    wire = ChatRequest(messages=[])
-    with pytest.raises(UnsupportedFieldError, match="--chat-template-file"):
-        lower_chat(wire, request_id=1, tokenizer=text.tokenizer, template=None, template_problem="odd", info=None)
+    without = dataclasses.replace(text, chat_template=None, template_problem="odd")
+    with pytest.raises(UnsupportedFieldError, match=r"odd.*--chat-template-file"):
+        lower_chat(ChatRequest(messages=[]), text=without, info=None)
+
+
+def test_what_many_choices_multiply_is_bounded(text):
+    """Without the bound one request could put gigabytes on the wire to the engine."""
+    from types import SimpleNamespace
+
+    info = SimpleNamespace(max_seq=1 << 20, vocab_size=text.tokenizer.vocab_size)
+    for body, param in [
+        ({"prompt": [[5] * 40_000], "n": 128}, "n"),
+        ({"prompt": [5], "n": 2, "logprobs": 2, "max_tokens": 1_000_000}, "logprobs"),
+        ({"prompt": [5] * 300_000, "echo": True, "logprobs": 20}, "logprobs"),
+    ]:
+        wire = decode_body(json.dumps(body).encode(), CompletionRequest, unbuilt.COMPLETION)
+        with pytest.raises(FieldError) as caught:
+            lower_completion(wire, tokenizer=text.tokenizer, info=info)
+        assert caught.value.param == param
+    alone = CompletionRequest(prompt=[5], logprobs=20, max_tokens=1_000_000)
+    assert lower_completion(alone, tokenizer=text.tokenizer, info=info).requests[0].max_tokens == 1_000_000
 
 
 def test_neutral_top_k_and_defaults(lower):
-    sampling = lower("completion", {"prompt": "a", "top_k": -1, "temperature": None, "stop": None}).request.sampling
+    sampling = lower("completion", {"prompt": "a", "top_k": -1, "temperature": None, "stop": None}).requests[0].sampling
     assert (sampling.top_k, sampling.temperature, sampling.top_p, sampling.logprobs) == (0, 1.0, 1.0, None)
 
 
 def test_parts_are_joined_by_lines(lower):
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     forms = [lower("chat", {"messages": [{"role": "user", "content": content}]}) for content in (parts, "a\nb")]
-    assert forms[0].request.prompt == forms[1].request.prompt
+    assert forms[0].requests[0].prompt == forms[1].requests[0].prompt

@@ -95,3 +95,13 @@ def test_tokens_that_come_together_share_their_gap(engine):
         values = to_json(metrics.families(engine.info, None))
         assert values["poot_ttft_ms"]["count"] == expected
     assert values["poot_itl_ms"]["count"] == 6 and values["poot_request_e2e_ms"]["count"] == 2
+
+
+def test_choices_do_not_share_their_gaps(engine):
+    """Each choice's first tokens have no gap before them, and the request has one time to its first token."""
+    metrics = Metrics()
+    timer = RequestTimer(metrics, 0.0, streamed=True)
+    for choice in (0, 1, 0, 1, 2):
+        timer.tokens(1, choice)
+    values = to_json(metrics.families(engine.info, None))
+    assert (values["poot_itl_ms"]["count"], values["poot_ttft_ms"]["count"]) == (2, 1)

@@ -34,6 +34,7 @@ def test_defaults(model):
     )
     assert (settings.backend, settings.rows, settings.max_seq, settings.drain_timeout_seconds) == ("auto", 4, 4096, 30)
     assert settings.chat_template is None and settings.max_body_bytes == 4 << 20
+    assert settings.default_max_tokens is None and settings.prefix_cache
 
 
 def test_both_spellings_and_any_order(model, tmp_path):
@@ -43,6 +44,14 @@ def test_both_spellings_and_any_order(model, tmp_path):
     settings = parse([*arguments, "--chat-template-file", str(template)])
     assert (settings.rows, settings.max_seq, settings.backend, settings.drain_timeout_seconds) == (8, 512, "cpu", 5)
     assert settings.listener == Listener("::1", 9000) and settings.chat_template == "{{ messages }}"
+
+
+def test_a_switch_takes_no_value(model):
+    settings = parse(["--no-prefix-cache", str(model), "--default-max-tokens", "7"])
+    assert (settings.prefix_cache, settings.default_max_tokens, settings.model) == (False, 7, model)
+    for wrong in (["--no-prefix-cache=yes"], ["--no-prefix-cache="], ["--no-prefix-cache", "--no-prefix-cache"]):
+        with pytest.raises(SettingsError, match="--no-prefix-cache"):
+            parse([*wrong, str(model)])
 
 
 def test_a_directory_is_named_after_itself(tmp_path):
@@ -57,6 +66,7 @@ def test_a_directory_is_named_after_itself(tmp_path):
         (["--rows", "0"], "--rows takes a whole number"), (["--rows=-1"], "--rows"), (["--rows", "1.5"], "--rows"),
         (["--rows", "٣"], "--rows"), (["--rows="], "--rows"), (["--rows", "99999"], "--rows"),
         (["--rows", " 4"], "--rows"), (["--rows"], "needs a value"), (["--rows", "1", "--rows", "1"], "twice"),
+        (["--default-max-tokens", "0"], "--default-max-tokens"), (["--default-max-tokens=x"], "--default-max-tokens"),
         (["--row", "1"], "unknown flag '--row'"), (["--made-up"], "unknown flag"), (["-x"], "unknown flag"),
         (["--max-seq", "0"], "--max-seq"), (["--backend", "tpu"], "--backend takes one of"),
         (["--drain-timeout-secs", "0"], "--drain"), (["--drain-timeout-secs", "86401"], "--drain"),

@@ -23,6 +23,7 @@ from poot_serve.routes.completions import COMPLETION_API
 from poot_serve.routes.generation import GenerationRoute
 from poot_serve.routes.models import ModelRoutes
 from poot_serve.routes.operations import OperationRoutes
+from poot_serve.routes.tokens import TokenRoutes
 from poot_serve.service import Service
 
 _log = logging.getLogger(__name__)
@@ -31,10 +32,12 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/=+@-]{1,128}")
 
 def make_app(service: Service) -> ASGIApp:
     """The server's application over `service`."""
-    models, operations = ModelRoutes(service), OperationRoutes(service)
+    models, operations, tokens = ModelRoutes(service), OperationRoutes(service), TokenRoutes(service)
     routes = [
         Route("/v1/chat/completions", GenerationRoute(service, CHAT_API), methods=["POST"], name="chat"),
         Route("/v1/completions", GenerationRoute(service, COMPLETION_API), methods=["POST"], name="completions"),
+        Route("/tokenize", tokens.tokenize, methods=["POST"]),
+        Route("/detokenize", tokens.detokenize, methods=["POST"]),
         _get("/v1/models", models.list),
         _get("/v1/models/{id:path}", models.describe),
         _get("/health", operations.health),

@@ -103,7 +103,12 @@ async def _start(settings: Settings) -> Service:
     began = time.monotonic()
     progress = Progress(sys.stderr)
     config = EngineConfig(
-        model=str(settings.model), backend=settings.backend, rows=settings.rows, max_seq=settings.max_seq
+        model=str(settings.model),
+        backend=settings.backend,
+        rows=settings.rows,
+        max_seq=settings.max_seq,
+        default_max_tokens=settings.default_max_tokens,
+        prefix_cache=settings.prefix_cache,
     )
     loading = asyncio.create_task(asyncio.to_thread(load_text, settings))
     starting = asyncio.create_task(start_engine(config, progress=progress))

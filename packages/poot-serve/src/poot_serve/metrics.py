@@ -52,20 +52,25 @@ class RequestTimer:
         self._metrics = metrics
         self._streamed = streamed
         self._began = began
-        self._last: float | None = None
+        # When each choice had its last tokens.
+        self._last: dict[int, float] = {}
 
-    def tokens(self, count: int) -> None:
-        """`count` tokens have come together: each is taken to have cost its share of the gap before them."""
+    def tokens(self, count: int, choice: int = 0) -> None:
+        """`count` tokens of a choice have come together: each is taken to have cost its share of the gap before them.
+
+        The time to the first token is that of whichever choice is first.
+        """
         if count == 0:
             return
         now = time.perf_counter()
-        if self._last is not None:
-            gap = (now - self._last) * 1000 / count
+        last = self._last.get(choice)
+        if last is not None:
+            gap = (now - last) * 1000 / count
             for _ in range(count):
                 self._metrics.itl.observe(gap)
-        elif self._streamed:
+        elif self._streamed and not self._last:
             self._metrics.ttft.observe((now - self._began) * 1000)
-        self._last = now
+        self._last[choice] = now
 
     def finished(self) -> None:
         self._metrics.e2e.observe((time.perf_counter() - self._began) * 1000)

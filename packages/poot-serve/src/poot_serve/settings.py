@@ -35,6 +35,8 @@ class Settings:
     backend: str = "auto"
     rows: int = 4
     max_seq: int = 4096
+    default_max_tokens: int | None = None
+    prefix_cache: bool = True
     chat_template: str | None = None
     drain_timeout_seconds: int = 30
     max_head_bytes: int = 64 << 10
@@ -46,7 +48,10 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag that takes one value. `set` turns its text into fields of Settings, or raises SettingsError."""
+    """A flag that takes one value, or none if `value`, its name in the help, is empty.
+
+    `set` turns the value's text into fields of Settings, or raises SettingsError.
+    """
 
     name: str
     value: str
@@ -69,7 +74,10 @@ def parse(arguments: Sequence[str]) -> Settings:
             raise SettingsError(f"unknown flag {name!r}; see poot-serve --help")
         if flag.name in given:
             raise SettingsError(f"{flag.name} is given twice")
-        if not equals:
+        if not flag.value:
+            if equals:
+                raise SettingsError(f"{flag.name} takes no value")
+        elif not equals:
             try:
                 value = next(rest)
             except StopIteration:
@@ -183,6 +191,13 @@ FLAGS: tuple[Flag, ...] = (
         "tokens a sequence, prompt and answer; the memory fit may halve it [4096]",
         _integer("--max-seq", "max_seq", 1, 16_777_216),
     ),
+    Flag(
+        "--default-max-tokens",
+        "N",
+        "most tokens of a chat's answer when the request does not say [what the positions leave]",
+        _integer("--default-max-tokens", "default_max_tokens", 1, 16_777_216),
+    ),
+    Flag("--no-prefix-cache", "", "compute every prompt whole", lambda _: {"prefix_cache": False}),
     Flag("--chat-template", "JINJA", "render chats through this template, not the model's own", _template),
     Flag("--chat-template-file", "FILE", "the same, read from FILE", _template_file),
     Flag(
@@ -196,7 +211,7 @@ FLAGS: tuple[Flag, ...] = (
 
 def help_text() -> str:
     """What --help prints."""
-    rows = [(f"{flag.name} {flag.value}", flag.help) for flag in FLAGS]
+    rows = [(f"{flag.name} {flag.value}".rstrip(), flag.help) for flag in FLAGS]
     rows += [("--help", "print this and exit"), ("--version", "print the version and exit")]
     width = max(len(left) for left, _ in rows)
     flags = "\n".join(f"  {left:<{width}}  {right}" for left, right in rows)

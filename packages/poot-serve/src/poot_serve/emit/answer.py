@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from poot_serve.emit.echo import Echo
 from poot_serve.emit.transcript import Piece
 from poot_serve.protocol.usage import Usage
 
@@ -22,14 +23,29 @@ class Heading:
     system_fingerprint: str
 
 
-class Answer(Protocol):
-    """One request's answer in its wire shape. Pieces are given in order, either to `chunks` or to `whole`."""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asked of its answer's shape. `echoes`: the prompt before each choice, or nothing at all."""
 
-    def chunks(self, piece: Piece) -> Sequence[msgspec.Struct]:
-        """The stream events of `piece`: none if it adds nothing, two if it both adds and ends."""
+    logprobs: bool = False
+    include_usage: bool = False
+    echoes: tuple[Echo, ...] = ()
+
+    def echo(self, index: int) -> Echo | None:
+        return self.echoes[index] if self.echoes else None
+
+
+class Answer(Protocol):
+    """One request's answer in its wire shape.
+
+    The pieces of each choice are given in order, choices in any, either to `chunks` or to `whole`.
+    """
+
+    def chunks(self, index: int, piece: Piece) -> Sequence[msgspec.Struct]:
+        """The stream events of choice `index`'s `piece`: none if it adds nothing, two if it both adds and ends."""
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
         """The event that carries usage alone."""
 
-    def whole(self, pieces: list[Piece], usage: Usage) -> msgspec.Struct:
-        """The buffered answer."""
+    def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> msgspec.Struct:
+        """The buffered answer, from the pieces of each choice."""

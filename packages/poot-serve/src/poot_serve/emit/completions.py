@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import UNSET, UnsetType
 
+from poot_batch.request import TokenLogprob
 from poot_models.text import Tokenizer
-from poot_serve.emit.answer import Heading
+from poot_serve.emit.answer import Asked, Heading
 from poot_serve.emit.logprobs import CompletionLogprobsWriter
 from poot_serve.emit.transcript import Piece
 from poot_serve.protocol.completions import Completion, CompletionChoice, CompletionLogprobs
@@ -15,29 +18,40 @@ from poot_serve.protocol.usage import Usage
 class CompletionAnswer:
     """Chunks and the whole answer have one shape; the finish reason has a chunk of its own, with an empty text."""
 
-    def __init__(self, heading: Heading, tokenizer: Tokenizer, *, logprobs: bool, include_usage: bool) -> None:
+    def __init__(self, heading: Heading, tokenizer: Tokenizer, asked: Asked) -> None:
         self._heading = heading
-        self._writer = CompletionLogprobsWriter(tokenizer) if logprobs else None
-        self._usage: UnsetType | None = None if include_usage else UNSET
+        self._tokenizer = tokenizer
+        self._asked = asked
+        self._writers: dict[int, CompletionLogprobsWriter] = {}
+        self._usage: UnsetType | None = None if asked.include_usage else UNSET
 
-    def chunks(self, piece: Piece) -> list[Completion]:
+    def chunks(self, index: int, piece: Piece) -> list[Completion]:
         made: list[Completion] = []
         if not piece.empty:
-            shown = self._writer.push(piece.logprobs) if self._writer is not None else None
-            made.append(self._made([CompletionChoice(0, piece.text, shown, None)], self._usage))
+            shown = self._shown(index, piece.logprobs, piece.opens)
+            made.append(self._made([CompletionChoice(index, piece.text, shown, None)], self._usage))
         if piece.finish is not None:
-            made.append(self._made([CompletionChoice(0, "", None, piece.finish)], self._usage))
+            made.append(self._made([CompletionChoice(index, "", None, piece.finish)], self._usage))
         return made
 
     def usage_chunk(self, usage: Usage) -> Completion:
         return self._made([], usage)
 
-    def whole(self, pieces: list[Piece], usage: Usage) -> Completion:
+    def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> Completion:
+        return self._made([self._whole_choice(index, pieces) for index, pieces in enumerate(choices)], usage)
+
+    def _whole_choice(self, index: int, pieces: Sequence[Piece]) -> CompletionChoice:
         text = "".join(piece.text for piece in pieces)
-        shown: CompletionLogprobs | None = None
-        if self._writer is not None:
-            shown = self._writer.push([entry for piece in pieces for entry in piece.logprobs])
-        return self._made([CompletionChoice(0, text, shown, pieces[-1].finish or "stop")], usage)
+        entries = [entry for piece in pieces for entry in piece.logprobs]
+        return CompletionChoice(index, text, self._shown(index, entries, pieces[0].opens), pieces[-1].finish or "stop")
+
+    def _shown(self, index: int, entries: Sequence[TokenLogprob], opens: int | None) -> CompletionLogprobs | None:
+        if not self._asked.logprobs:
+            return None
+        writer = self._writers.get(index)
+        if writer is None:
+            writer = self._writers[index] = CompletionLogprobsWriter(self._tokenizer, self._asked.echo(index))
+        return writer.push(entries, opens)
 
     def _made(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
         heading = self._heading

@@ -6,42 +6,50 @@ from dataclasses import dataclass
 
 from poot_batch.request import Output, TokenLogprob
 from poot_models.text import Detokenizer, Tokenizer
+from poot_serve.emit.echo import Echo
 from poot_serve.errors import GenerationError, UnavailableError
-from poot_serve.protocol.usage import Usage
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one output adds to an answer. `text` ends on a whole character; `finish` is set on the last piece."""
+    """What one output adds to an answer. `text` ends on a whole character; `finish` is set on the last piece.
+
+    `opens` is the first token of an echoed prompt, on the piece that begins it: that token has no log-probability.
+    """
 
     text: str
     logprobs: tuple[TokenLogprob, ...]
     finish: str | None
+    opens: int | None = None
 
     @property
     def empty(self) -> bool:
-        return not self.text and not self.logprobs
+        return not self.text and not self.logprobs and self.opens is None
 
 
 class Transcript:
-    """Turns outputs into pieces, in order.
+    """Turns the outputs of one choice into pieces, in order.
 
     With stop strings the engine delivers the text itself, else it is detokenised here; `continues` says that the
-    text goes on from the prompt's and keeps its first space. Usage counts the delivered
-    tokens: the end token is not one of them.
+    text goes on from the prompt's and keeps its first space. An `echo` goes before the answer. The counts are of
+    tokens, the completion's of the delivered ones: the end token is not one of them.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, engine_text: bool, continues: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, engine_text: bool, continues: bool, echo: Echo | None = None) -> None:
         self._detokenizer = None if engine_text else Detokenizer(tokenizer, continues=continues)
-        self._prompt = 0
-        self._cached = 0
-        self._completion = 0
+        self._echo = echo
+        self._begun = False
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.completion_tokens = 0
+        self.cache_miss: str | None = None
 
     def push(self, output: Output) -> Piece:
         """The piece of `output`. Raises GenerationError or UnavailableError for one that ended badly."""
-        self._prompt = output.prompt_tokens or self._prompt
-        self._cached = output.cached_tokens or self._cached
-        self._completion += len(output.tokens)
+        self.prompt_tokens = output.prompt_tokens or self.prompt_tokens
+        self.cached_tokens = output.cached_tokens or self.cached_tokens
+        self.cache_miss = output.cache_miss or self.cache_miss
+        self.completion_tokens += len(output.tokens)
         if output.finish == "error":
             raise GenerationError(
                 output.error_message or "the engine failed on this request",
@@ -49,18 +57,18 @@ class Transcript:
             )
         if output.finish == "abort":
             raise UnavailableError("the request was cancelled before it ended: the server is shutting down")
-        return Piece(self._text(output), output.logprobs or (), output.finish)
+        text, logprobs, opens = self._text(output), output.logprobs or (), None
+        if self._echo is not None:
+            # Whoever asks for an echo with one token more reads an entry more, whichever token it is.
+            end = () if output.end_logprob is None else (output.end_logprob,)
+            logprobs = (*(output.prompt_logprobs or ()), *logprobs, *end)
+            if not self._begun:
+                self._begun = True
+                text, opens = self._echo.text + text, self._echo.tokens[0]
+        return Piece(text, logprobs, output.finish, opens)
 
     def _text(self, output: Output) -> str:
         if self._detokenizer is None:
             return output.text or ""
         text = self._detokenizer.push(output.tokens)
         return text + self._detokenizer.finish() if output.finish is not None else text
-
-    @property
-    def completion_tokens(self) -> int:
-        return self._completion
-
-    @property
-    def usage(self) -> Usage:
-        return Usage.of(self._prompt, self._completion, self._cached)

@@ -1,28 +1,25 @@
-"""/v1/completions: wire request to engine request."""
+"""/v1/completions: wire request to engine requests."""
 
 from __future__ import annotations
 
 from poot_batch.request import EngineInfo
 from poot_models.text import Tokenizer
-from poot_serve.errors import FieldError, UnsupportedFieldError
+from poot_serve.errors import FieldError
+from poot_serve.lower.generation import Lowered, Prompt, lower_generation
 from poot_serve.lower.prompt import prompt_tokens
-from poot_serve.lower.sampling import Lowered, lower_generation
 from poot_serve.protocol.completions import CompletionRequest
 
 DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 128
 
 
-def lower_completion(wire: CompletionRequest, *, request_id: int, tokenizer: Tokenizer, info: EngineInfo) -> Lowered:
+def lower_completion(wire: CompletionRequest, *, tokenizer: Tokenizer, info: EngineInfo) -> Lowered:
     """Raises FieldError, UnsupportedFieldError, RequestError or InvalidTextError."""
-    prompt = _prompt(wire.prompt, tokenizer, info)
-    max_tokens = wire.max_tokens
-    if max_tokens is None:
-        max_tokens = max(1, min(DEFAULT_MAX_TOKENS, info.max_seq - len(prompt)))
     return lower_generation(
         wire,
-        request_id=request_id,
-        prompt=prompt,
-        max_tokens=max_tokens,
+        prompts=_prompts(wire, tokenizer, info),
+        max_tokens=wire.max_tokens,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
         logprobs=wire.logprobs,
         info=info,
         names={},
@@ -30,19 +27,27 @@ def lower_completion(wire: CompletionRequest, *, request_id: int, tokenizer: Tok
     )
 
 
-def _prompt(prompt: str | list[int | str | list[int]], tokenizer: Tokenizer, info: EngineInfo) -> tuple[int, ...]:
-    if isinstance(prompt, str):
-        return prompt_tokens(prompt, tokenizer, info, param="prompt")
-    if all(isinstance(item, int) for item in prompt):
-        return tuple(item for item in prompt if isinstance(item, int))
-    if len(prompt) > 1:
-        if any(isinstance(item, int) for item in prompt):
-            raise FieldError("prompt: token ids cannot be mixed with texts or lists", param="prompt")
-        raise UnsupportedFieldError(
-            f"prompt holds {len(prompt)} prompts; this server takes one a request, send the others apart",
-            param="prompt",
-        )
-    (only,) = prompt
-    if isinstance(only, str):
-        return prompt_tokens(only, tokenizer, info, param="prompt")
-    return tuple(only if isinstance(only, list) else ())
+def _prompts(wire: CompletionRequest, tokenizer: Tokenizer, info: EngineInfo) -> list[Prompt]:
+    given = wire.prompt
+    if isinstance(given, str):
+        return [_prompt(given, "prompt", bool(wire.echo), tokenizer, info)]
+    ids = [item for item in given if isinstance(item, int)]
+    if len(ids) == len(given):
+        return [_prompt(ids, "prompt", bool(wire.echo), tokenizer, info)]
+    if ids:
+        raise FieldError("prompt: token ids cannot be mixed with texts or lists", param="prompt")
+    if len(given) > MAX_PROMPTS:
+        raise FieldError(f"prompt holds {len(given)} prompts; at most {MAX_PROMPTS} are taken", param="prompt")
+    several = len(given) > 1
+    return [
+        _prompt(item, f"prompt[{index}]" if several else "prompt", bool(wire.echo), tokenizer, info)
+        for index, item in enumerate(given)
+        if not isinstance(item, int)
+    ]
+
+
+def _prompt(given: str | list[int], param: str, echo: bool, tokenizer: Tokenizer, info: EngineInfo) -> Prompt:
+    if isinstance(given, str):
+        return Prompt(prompt_tokens(given, tokenizer, info, param=param), given if echo else None)
+    # Text of ids that the checks to come refuse is never shown.
+    return Prompt(tuple(given), tokenizer.decode(given) if echo else None)

@@ -12,8 +12,6 @@ _ON = ("null", "true")
 _EMPTY = ("null", "[]")
 
 _GENERATION: dict[str, tuple[str, ...]] = {
-    "n": ("null", "1"),
-    "best_of": ("null", "1"),
     "use_beam_search": _OFF,
     "logits_processors": _EMPTY,
     "logit_processors": _EMPTY,
@@ -50,8 +48,16 @@ CHAT: Unbuilt = MappingProxyType(
         "echo": _OFF,
         "documents": _EMPTY,
         "chat_template": _NONE,
-        "add_generation_prompt": _ON,
-        "continue_final_message": _OFF,
     }
 )
-COMPLETION: Unbuilt = MappingProxyType({**_GENERATION, "echo": _OFF, "suffix": ("null", '""')})
+COMPLETION: Unbuilt = MappingProxyType({**_GENERATION, "suffix": ("null", '""')})
+TOKENIZE: Unbuilt = MappingProxyType(
+    {
+        "tools": _EMPTY,
+        "documents": _EMPTY,
+        "chat_template": _NONE,
+        "return_token_strs": _OFF,
+        "mm_processor_kwargs": _NONE,
+    }
+)
+NONE: Unbuilt = MappingProxyType({})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -42,11 +42,26 @@ class Message(msgspec.Struct, frozen=True):
     reasoning_content: str | None = None
 
 
+class TemplateFields(Protocol):
+    """The fields of a request that say what a chat template is given beside the messages, and where its text ends."""
+
+    @property
+    def add_generation_prompt(self) -> bool | None: ...
+    @property
+    def continue_final_message(self) -> bool | None: ...
+    @property
+    def reasoning_effort(self) -> str | None: ...
+    @property
+    def chat_template_kwargs(self) -> dict[str, Scalar] | None: ...
+
+
 class ChatRequest(GenerationFields, frozen=True, kw_only=True):
     messages: list[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Scalar] | None = None
 

@@ -14,14 +14,18 @@ from poot_serve.protocol.usage import Usage
 class CompletionRequest(GenerationFields, frozen=True, kw_only=True):
     prompt: str | list[int | str | list[int]]
     logprobs: int | None = None
+    echo: bool | None = None
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """Four parallel lists. `text_offset` counts characters from the start of the choice's text."""
+    """Four parallel lists. `text_offset` counts characters from the start of the choice's text.
+
+    The first token of an echoed prompt has no log-probability: null in both lists.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

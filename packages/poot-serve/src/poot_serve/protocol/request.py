@@ -15,6 +15,8 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    n: int | None = None
+    best_of: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.types import Receive
@@ -22,19 +22,23 @@ class Presence:
 @asynccontextmanager
 async def present(
     receive: Receive,
-    stream: RequestStream,
+    streams: Sequence[RequestStream],
     *,
     every: float | None = None,
     tick: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Presence]:
-    """Cancels `stream` as soon as the client leaves, and in any case at the end; calls `tick` each `every` seconds."""
+    """Cancels `streams` as soon as the client leaves, and in any case at the end; calls `tick` each `every` seconds."""
     presence = Presence()
+
+    def cancel() -> None:
+        for stream in streams:
+            stream.cancel()
 
     async def until_gone() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         presence.gone = True
-        stream.cancel()
+        cancel()
 
     async def ticking() -> None:
         while every is not None and tick is not None:
@@ -43,7 +47,7 @@ async def present(
                 await tick()
             except ClientGoneError:
                 presence.gone = True
-                stream.cancel()
+                cancel()
                 return
 
     tasks = [asyncio.create_task(until_gone())]
@@ -52,6 +56,6 @@ async def present(
     try:
         yield presence
     finally:
-        stream.cancel()
+        cancel()
         for task in tasks:
             task.cancel()

@@ -10,22 +10,23 @@ from typing import Generic, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from poot_batch.process.interface import RequestStream
-from poot_serve.emit.answer import Answer
+from poot_serve.emit.answer import Answer, Asked
 from poot_serve.emit.chat import ChatAnswer
 from poot_serve.emit.completions import CompletionAnswer
+from poot_serve.emit.echo import Echo
 from poot_serve.emit.sse import DONE, event, events
-from poot_serve.emit.transcript import Piece, Transcript
-from poot_serve.errors import ClientGoneError, GenerationError
+from poot_serve.emit.transcript import Piece
+from poot_serve.errors import ClientGoneError
 from poot_serve.limits.body import read_body
 from poot_serve.limits.head import body_length
 from poot_serve.lower.decode import decode_body
-from poot_serve.lower.sampling import Lowered
+from poot_serve.lower.generation import Lowered
 from poot_serve.lower.unbuilt import Unbuilt
 from poot_serve.metrics import RequestTimer
 from poot_serve.protocol.errors import FALLBACK, ErrorBody, wire_error
 from poot_serve.protocol.request import GenerationFields
 from poot_serve.routes.answers import json_response
+from poot_serve.routes.choices import Choices, open_choices
 from poot_serve.routes.client import present
 from poot_serve.routes.event_stream import EventStream
 from poot_serve.service import Service
@@ -36,27 +37,39 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Api(Generic[T]):
-    """What tells one generation API from another. `continues`: the answer's text goes on from the prompt's."""
+    """What tells one generation API from another."""
 
     kind: type[T]
     unbuilt: Unbuilt
     id_prefix: str
-    lower: Callable[[T, Service, int], Lowered]
+    lower: Callable[[T, Service], Lowered]
     answer: type[ChatAnswer] | type[CompletionAnswer]
-    continues: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request that the engine has taken."""
+    """One request that the engine has taken. `id` is its answer's."""
 
-    stream: RequestStream
-    transcript: Transcript
+    id: str
+    choices: Choices
     answer: Answer
     timer: RequestTimer
     include_usage: bool
     keep_alive_seconds: float
     write_seconds: float
+
+    def finished(self) -> None:
+        """To be called when every choice has ended well."""
+        self.timer.finished()
+        if not _log.isEnabledFor(logging.DEBUG):
+            return
+        for choice in self.choices.all:
+            told = choice.transcript
+            why = f"; {told.cache_miss}" if told.cache_miss else ""
+            _log.debug(
+                "%s: choice %d: %d of %d prompt tokens cached%s",
+                self.id, choice.index, told.cached_tokens, told.prompt_tokens, why,
+            )  # fmt: skip
 
 
 class GenerationRoute(Generic[T]):
@@ -72,66 +85,68 @@ class GenerationRoute(Generic[T]):
         length = body_length(scope["headers"], settings.max_body_bytes)
         with self._service.admitted():
             body = await read_body(receive, length, settings.body_timeout_seconds)
-            request_id = self._service.engine.next_request_id()
-            lowered = await self._service.lower(length, lambda: self._lowered(body, request_id))
-            call = self._submitted(lowered, began)
+            lowered = await self._service.lower(length, lambda: self._lowered(body))
+            call = await self._submitted(lowered, began)
             if lowered.stream:
                 await _stream(call, receive, send)
             else:
                 await _buffer(call, scope, receive, send)
 
-    def _lowered(self, body: bytes, request_id: int) -> Lowered:
+    def _lowered(self, body: bytes) -> Lowered:
         wire = decode_body(body, self._api.kind, self._api.unbuilt)
         self._service.check_model(wire.model)
-        return self._api.lower(wire, self._service, request_id)
+        return self._api.lower(wire, self._service)
 
-    def _submitted(self, lowered: Lowered, began: float) -> Call:
+    async def _submitted(self, lowered: Lowered, began: float) -> Call:
         service, api = self._service, self._api
-        tokenizer = service.text.tokenizer
-        answer = api.answer(
-            service.heading(api.id_prefix),
-            tokenizer,
-            logprobs=lowered.logprobs is not None,
-            include_usage=lowered.include_usage,
+        tokenizer, n = service.text.tokenizer, lowered.n
+        echoes = tuple(
+            Echo(lowered.echoes[index // n], request.prompt)
+            for index, request in enumerate(lowered.requests if lowered.echoes else ())
         )
-        transcript = Transcript(tokenizer, engine_text=bool(lowered.request.stop), continues=api.continues)
+        heading = service.heading(api.id_prefix)
+        asked = Asked(lowered.logprobs, lowered.include_usage, echoes)
         timer = RequestTimer(service.metrics, began, streamed=lowered.stream)
-        stream = service.engine.submit(lowered.request)
+        choices = await open_choices(service.engine, tokenizer, lowered, echoes)
         waits = service.settings.keep_alive_seconds, service.settings.write_timeout_seconds
-        return Call(stream, transcript, answer, timer, lowered.include_usage, *waits)
+        answer = api.answer(heading, tokenizer, asked)
+        return Call(heading.id, choices, answer, timer, lowered.include_usage, *waits)
 
 
 async def _buffer(call: Call, scope: Scope, receive: Receive, send: Send) -> None:
-    pieces: list[Piece] = []
-    async with present(receive, call.stream) as client:
-        async for output in call.stream:
-            if client.gone:
-                raise ClientGoneError("the client left before its answer")
-            pieces.append(call.transcript.push(output))
-            call.timer.tokens(len(output.tokens))
-    if not pieces or pieces[-1].finish is None:
-        raise GenerationError("the engine ended the request without a reason", engine_code="engine_fault")
-    call.timer.finished()
-    await json_response(call.answer.whole(pieces, call.transcript.usage))(scope, receive, send)
+    pieces: list[list[Piece]] = [[] for _ in call.choices.all]
+
+    async def keep(index: int, piece: Piece, count: int) -> None:
+        pieces[index].append(piece)
+        call.timer.tokens(count, index)
+
+    async with present(receive, call.choices.streams) as client:
+        await call.choices.read(client, keep)
+    call.finished()
+    await json_response(call.answer.whole(pieces, call.choices.usage))(scope, receive, send)
 
 
 async def _stream(call: Call, receive: Receive, send: Send) -> None:
     """Nothing is sent before the first output (or keep-alive), so that a request that fails at once gets its status."""
     out = EventStream(send, call.keep_alive_seconds, call.write_seconds)
-    async with present(receive, call.stream, every=call.keep_alive_seconds, tick=out.keep_alive) as client:
+    running = len(call.choices.all)
+
+    async def write(index: int, piece: Piece, count: int) -> None:
+        nonlocal running
+        call.timer.tokens(count, index)
+        data = events(call.answer.chunks(index, piece))
+        if piece.finish is not None:
+            running -= 1
+            if running == 0:
+                data += event(call.answer.usage_chunk(call.choices.usage)) if call.include_usage else b""
+                data += DONE
+                call.finished()
+        if data:
+            await out.write(data)
+
+    async with present(receive, call.choices.streams, every=call.keep_alive_seconds, tick=out.keep_alive) as client:
         try:
-            async for output in call.stream:
-                if client.gone:
-                    return
-                piece = call.transcript.push(output)
-                call.timer.tokens(len(output.tokens))
-                data = events(call.answer.chunks(piece))
-                if piece.finish is not None:
-                    data += event(call.answer.usage_chunk(call.transcript.usage)) if call.include_usage else b""
-                    data += DONE
-                    call.timer.finished()
-                if data:
-                    await out.write(data)
+            await call.choices.read(client, write)
         except ClientGoneError:
             raise
         except Exception as error:
