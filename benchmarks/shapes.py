@@ -88,6 +88,13 @@ def _filled(device: TritonDevice, kind: MemoryClass, made: TorchAllocation) -> T
     return made
 
 
+def _hold(device: RandomCuda | RandomInterpreter, form: WeightForm, sources: Sequence[Any]) -> torch.Tensor:
+    made = _noise(device, form, sources)
+    if made.dim() == 2:
+        device.matrices[form.names] = made
+    return made
+
+
 class RandomCuda(CudaDevice):
     """See RandomDevice."""
 
@@ -95,11 +102,7 @@ class RandomCuda(CudaDevice):
         super().__init__()
         self.matrices: dict[tuple[str, ...], torch.Tensor] = {}
 
-    def hold(self, form: WeightForm, sources: Sequence[Any]) -> Any:
-        made = _noise(self, form, sources)
-        if made.dim() == 2:
-            self.matrices[form.names] = made
-        return made
+    hold = _hold
 
     def allocate(self, kind: MemoryClass, nbytes: int) -> TorchAllocation:
         return _filled(self, kind, super().allocate(kind, nbytes))
@@ -112,11 +115,7 @@ class RandomInterpreter(TritonDevice):
         super().__init__("cpu", "interpreter", DType.F32)
         self.matrices: dict[tuple[str, ...], torch.Tensor] = {}
 
-    def hold(self, form: WeightForm, sources: Sequence[Any]) -> Any:
-        made = _noise(self, form, sources)
-        if made.dim() == 2:
-            self.matrices[form.names] = made
-        return made
+    hold = _hold
 
     def allocate(self, kind: MemoryClass, nbytes: int) -> TorchAllocation:
         return _filled(self, kind, super().allocate(kind, nbytes))
