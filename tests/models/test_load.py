@@ -11,7 +11,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from poot_executor.ops import RotarySpec
 from poot_models import load
+from poot_models.blocks import LongRotary
 from poot_models.errors import CheckpointFormatError, ModelError, TensorMissingError, UnsupportedArchitectureError
 
 CONFIG: dict[str, Any] = {
@@ -26,6 +28,8 @@ CONFIG: dict[str, Any] = {
     "rope_theta": 10000.0,
 }
 LAYER = "model.layers.0."
+NO_GATE = {f"{LAYER}mlp.{part}_proj": None for part in ("gate", "up")}
+FUSED = f"{LAYER}self_attn.qkv_proj"
 SHAPES = {
     "model.embed_tokens": (48, 32),
     "model.norm": (32,),
@@ -74,6 +78,48 @@ def test_a_window_makes_a_group_of_its_own(make: Make) -> None:
     assert group.blocks_per_row(12, 4, 8) == 3
 
 
+def test_a_window_that_no_position_leaves_is_none(make: Make) -> None:
+    (group,) = load(make({"sliding_window": 128})).groups
+    assert (group.name, group.window) == ("full", None)
+
+
+def test_the_length_of_rows_picks_the_frequencies_of_longrope(make: Make) -> None:
+    factors = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    config = load(make({"rope_scaling": factors, "original_max_position_embeddings": 32})).config
+    rotary = config.layers[0].rotary
+    assert isinstance(rotary, LongRotary)
+    assert rotary.at(32) == rotary.short
+    assert rotary.at(33) == rotary.long
+    # The ratio of the lengths is 4: sqrt(1 + ln 4 / ln 32).
+    assert rotary.short.magnitude == rotary.long.magnitude == pytest.approx(1.18322, abs=1e-5)
+    assert rotary.long.inverse_frequencies[0] == 0.5
+
+
+def test_fused_tensors_are_views_of_their_file(make: Make) -> None:
+    fused = {FUSED: (64, 32), f"{LAYER}mlp.gate_up_proj": (128, 32)}
+    parts = {f"{LAYER}self_attn.{part}_proj": None for part in "qkv"}
+    model = load(make({"architectures": ["Phi3ForCausalLM"]}, fused | parts | NO_GATE))
+    assert model.ignored == ()
+    shapes = {name: model.weights[f"blk.0.{name}.weight"].shape for name in ("attn_q", "attn_k", "attn_v", "ffn_gate")}
+    assert shapes == {"attn_q": (32, 32), "attn_k": (16, 32), "attn_v": (16, 32), "ffn_gate": (64, 32)}
+    q, k = (model.weights[f"blk.0.attn_{name}.weight"].data for name in "qk")
+    assert k.ctypes.data == q.ctypes.data + 32 * 32 * 4
+
+
+def test_half_of_a_head_is_rotated_where_glm4_does_not_say(make: Make) -> None:
+    norms = {f"{LAYER}post_{part}_layernorm": (32,) for part in ("self_attn", "mlp")}
+    path = make({"architectures": ["Glm4ForCausalLM"]}, norms | {f"{LAYER}mlp.gate_up_proj": (128, 32)} | NO_GATE)
+    rotary = load(path).config.layers[0].rotary
+    assert isinstance(rotary, RotarySpec)
+    assert rotary.inverse_frequencies == pytest.approx((1.0, 0.1, 0.01, 0.001))
+
+
+def test_positions_end_where_queries_would_grow(make: Make) -> None:
+    rules = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.1}
+    path = make({"architectures": ["Ministral3ForCausalLM"], "rope_parameters": rules})
+    assert load(path).max_positions == 32
+
+
 def test_an_untied_head_must_be_there(make: Make) -> None:
     with pytest.raises(TensorMissingError, match=r"output\.weight"):
         load(make(shapes={"lm_head": None}))
@@ -104,7 +150,43 @@ def test_an_untied_head_must_be_there(make: Make) -> None:
         ),
         ({"rms_norm_eps": 0}, {}, CheckpointFormatError, "rms_norm_eps"),
         ({"rms_norm_eps": None}, {}, CheckpointFormatError, "does not say rms_norm_eps"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, {}, UnsupportedArchitectureError, "yarn"),
+        ({"rope_scaling": {"rope_type": "ntk", "factor": 4}}, {}, UnsupportedArchitectureError, "ntk"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 0}}, {}, CheckpointFormatError, "factor"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 0.5}},
+            {},
+            CheckpointFormatError,
+            "0 positions",
+        ),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}, "rope_theta": 1}, {}, CheckpointFormatError, "above 1"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, {}, CheckpointFormatError, "list of 8 numbers"),
+        (
+            {"rope_scaling": {"rope_type": "su", "short_factor": [1.0] * 8, "long_factor": [1.0] * 7}},
+            {},
+            CheckpointFormatError,
+            "long_factor must be a list of 8 numbers",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "su", "short_factor": [1.0] * 7 + [0], "long_factor": [1.0] * 8}},
+            {},
+            CheckpointFormatError,
+            "short_factor must hold numbers above 0",
+        ),
+        ({"sliding_window": 16, "layer_types": ["full"]}, {}, CheckpointFormatError, "layer_types"),
+        ({"sliding_window": 16, "layer_types": []}, {}, CheckpointFormatError, "list of 1 names"),
+        ({"architectures": ["Phi3ForCausalLM"]}, {FUSED: (63, 32)}, CheckpointFormatError, "64 rows"),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "use_sliding_window": True,
+                "sliding_window": 16,
+                "max_window_layers": "1",
+            },
+            {},
+            CheckpointFormatError,
+            "max_window_layers",
+        ),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [2]}, {}, CheckpointFormatError, "0 or 1"),
         ({"rope_scaling": {"rope_type": "linear"}}, {}, CheckpointFormatError, "factor"),
         ({"rope_scaling": 3}, {}, CheckpointFormatError, "rope_scaling"),
         ({"hidden_act": "gelu"}, {}, CheckpointFormatError, "silu"),

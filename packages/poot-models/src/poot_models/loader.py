@@ -14,11 +14,12 @@ from poot_models.checkpoint import open_checkpoint
 from poot_models.errors import CheckpointError, CheckpointFormatError
 from poot_models.families import Family, find_family
 from poot_models.families.fields import Fields
+from poot_models.families.fused import split_fused
 from poot_models.handle import ModelHandle
 
 _LAYER = re.compile(r"(?<=layers\.)\d+")
-# Tensors that carry no weights of their own: buffers that old exporters wrote.
-_BUFFERS = ("rotary_emb.inv_freq", "rope_freqs.weight")
+# Tensors that no product reads: rotary frequencies and what divides them.
+_BUFFERS = ("rotary_emb.inv_freq", "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 def load(path: str | Path) -> ModelHandle:
@@ -40,9 +41,16 @@ def _load(path: Path) -> ModelHandle:
     gguf = checkpoint.format == "gguf"
     architecture = _architecture(checkpoint.metadata, gguf)
     family = find_family(architecture)
-    tensors = checkpoint.tensors if gguf else _renamed(checkpoint.tensors, family)
-    fields = Fields(architecture, checkpoint.metadata, tensors, gguf)
+    metadata, tensors = checkpoint.metadata, checkpoint.tensors
+    if not gguf:
+        if isinstance(metadata.get("text_config"), Mapping):
+            metadata, tensors = {**metadata, **metadata["text_config"]}, _of_language_model(tensors)
+            # Models of several kinds say it in two places, which differ.
+            metadata["tie_word_embeddings"] = "lm_head.weight" not in tensors
+        tensors = _renamed(tensors, family)
+    fields = Fields(architecture, metadata, tensors, gguf)
     config = family.configure(fields)
+    tensors = split_fused(tensors, config)
     handle = ModelHandle(path, architecture, family, config, tensors, kv_groups(config), ())
     used = _check(handle)
     ignored = tuple(name for name in tensors if name not in used and not name.endswith(_BUFFERS))
@@ -59,6 +67,14 @@ def _architecture(metadata: Mapping[str, Any], gguf: bool) -> str:
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise CheckpointFormatError("config.json must name one architecture under `architectures`")
     return names[0]
+
+
+def _of_language_model(tensors: Mapping[str, WeightSource]) -> dict[str, WeightSource]:
+    """The text part of a model for images too, under the names that it has alone."""
+    return {
+        name.replace("model.language_model.", "model.", 1).removeprefix("language_model."): source
+        for name, source in tensors.items()
+    }
 
 
 def _renamed(tensors: Mapping[str, WeightSource], family: Family) -> dict[str, WeightSource]:

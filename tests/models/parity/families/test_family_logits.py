@@ -10,6 +10,17 @@ import pytest
 import torch
 
 TOLERANCE = 1e-4
+_OLD_CONFIGURATIONS = [
+    "llama untied, llama3 rope",
+    "llama wide heads, linear rope",
+    "llama yarn rope",
+    "qwen2 tied",
+    "qwen2 window",
+    "gemma2",
+    "gemma3 linear rope",
+    "phi3 partial rotary, short longrope",
+    "glm4",
+]
 TOKENS = np.random.default_rng(3).integers(0, 203, (2, 57)).tolist()
 
 
@@ -56,17 +67,23 @@ def test_safetensors(tiny: str, saved: Any, runner: Any) -> None:
     check_schedules(runner, *saved(tiny))
 
 
-@pytest.mark.parametrize("name", ["llama untied, llama3 rope", "qwen3 tied", "gemma3"])
+@pytest.mark.parametrize("name", ["llama untied, llama3 rope", "qwen3 tied", "gemma3", "phi3"])
 def test_shards(name: str, saved: Any, runner: Any) -> None:
     path, model = saved(name, max_shard_size="70KB")
     assert len(list(path.glob("*.safetensors"))) > 2
     check_schedules(runner, path, model)
 
 
-@pytest.mark.parametrize("name", ["llama untied, llama3 rope", "llama wide heads, linear rope", "gemma3 linear rope"])
+@pytest.mark.parametrize("name", _OLD_CONFIGURATIONS)
 def test_configuration_of_transformers_4(name: str, saved: Any, old_config: Any, runner: Any) -> None:
     path, model = saved(name)
     old_config(path)
+    check_schedules(runner, path, model)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_text_part_of_a_model_for_images(tied: bool, with_images: Any, runner: Any) -> None:
+    path, model = with_images("ministral3", tied)
     check_schedules(runner, path, model)
 
 
@@ -75,7 +92,7 @@ def test_gguf(tiny_gguf: str, kind: str, written: Any, runner: Any) -> None:
     check_schedules(runner, *written(tiny_gguf, kind))
 
 
-@pytest.mark.parametrize("name", ["llama tied", "qwen3 wide heads", "gemma3"])
+@pytest.mark.parametrize("name", ["llama tied", "qwen2 tied", "qwen3 wide heads", "gemma2", "gemma3", "phi3"])
 def test_the_gguf_writer_agrees_with_transformers_reader(name: str, written: Any) -> None:
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 

@@ -13,8 +13,8 @@ TOKENS = np.random.default_rng(5).integers(0, 203, 3 * CHUNK + 5).tolist()
 
 
 @pytest.mark.parametrize("count", [1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
-def test_scores_of_a_prompt(tiny: str, count: int, scored: Any) -> None:
-    runner, model = scored(tiny)
+def test_scores_of_a_prompt(tiny_short: str, count: int, scored: Any) -> None:
+    runner, model = scored(tiny_short)
     tokens = TOKENS[:count]
     with torch.inference_mode():
         logits = model(torch.tensor([tokens]), use_cache=False).logits[0]

@@ -10,6 +10,31 @@ from poot_executor.ops.pointwise import Activation
 
 
 @dataclass(frozen=True, slots=True)
+class LongRotary:
+    """LongRoPE (arXiv 2402.13753): frequencies of their own for rows that may grow past `original` positions.
+
+    A row's keys stay as they were written, so the frequencies cannot change while it grows: a program whose rows hold
+    at most `original` positions takes the short ones, any other the long ones, for short rows too.
+    """
+
+    short: RotarySpec
+    long: RotarySpec
+    original: int
+
+    def at(self, max_seq: int) -> RotarySpec:
+        """The frequencies of programs whose rows hold `max_seq` positions."""
+        return self.long if max_seq > self.original else self.short
+
+
+Rotary = RotarySpec | LongRotary
+
+
+def no_rotation(head_dim: int) -> RotarySpec:
+    """Frequencies of a layer that does not know positions: every angle is zero, so that turning changes nothing."""
+    return RotarySpec((0.0,) * (head_dim // 2))
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """One layer. `window` is the number of positions a query sees, itself included; None sees all."""
 
@@ -17,7 +42,7 @@ class LayerSpec:
     kv_heads: int
     head_dim: int
     ff: int
-    rotary: RotarySpec
+    rotary: Rotary
     window: int | None = None
 
 
@@ -25,6 +50,7 @@ class LayerSpec:
 class DecoderConfig:
     """A dense decoder. Scales of 1 and soft-caps of None do nothing; `norm_offset` is added to every norm weight.
 
+    `residual_scale` multiplies what a part of a layer adds (`DecoderBuilder.residual`), `logit_scale` the logits.
     `tied`: the embedding table is also the matrix of the logits.
     """
 
@@ -38,6 +64,8 @@ class DecoderConfig:
     query_scale: float
     norm_offset: float = 0.0
     embed_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     tied: bool = False

@@ -22,13 +22,14 @@ from poot_executor.ops import (
     RotaryKvWrite,
     RotarySpec,
     RotaryTable,
+    Scale,
     SlotMap,
     SoftCap,
     Split,
     TopLogProbs,
     UnpackStep,
 )
-from poot_models.blocks.config import DecoderConfig
+from poot_models.blocks.config import DecoderConfig, LongRotary
 from poot_models.blocks.shape import StepShape, kv_groups
 from poot_models.errors import CheckpointFormatError, TensorMissingError
 
@@ -68,6 +69,13 @@ class DecoderBuilder:
     def add(self, x: Value, y: Value) -> Value:
         return self.graph.apply(Add(), x, y)
 
+    def scale(self, x: Value, factor: float) -> Value:
+        return x if factor == 1.0 else self.graph.apply(Scale(factor), x)
+
+    def residual(self, h: Value, x: Value) -> Value:
+        """h + residual_scale * x."""
+        return self.add(h, self.scale(x, self.config.residual_scale))
+
     def linear(self, x: Value, *outputs: tuple[str, int], out: DType = DType.ACT) -> Value:
         """One product with each (name, width), side by side. All have a bias, or none."""
         width = x.type.shape[-1]
@@ -81,13 +89,18 @@ class DecoderBuilder:
         """activation(x gate) * (x up)."""
         return self.graph.apply(GatedActivation(self.config.activation), self.linear(x, (gate, ff), (up, ff)))
 
-    def attention(self, layer: int, x: Value, *, qk_norm: bool = False) -> Value:
-        """Queries, keys and values of x, normed per head if asked, rotated, written and attended: (T, heads x dim)."""
+    def attention(self, layer: int, x: Value, *, qk_norm: bool = False, wide_norm: bool = False) -> Value:
+        """Queries, keys and values of x, rotated, written and attended: (T, heads x dim).
+
+        Before that, queries and keys are normed each head by itself (`qk_norm`) or over all heads (`wide_norm`).
+        """
         spec, prefix = self.config.layers[layer], f"blk.{layer}."
         q_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         qkv = self.linear(x, (f"{prefix}attn_q", q_width), (f"{prefix}attn_k", kv_width), (f"{prefix}attn_v", kv_width))
-        parts = self.graph.apply_many(Split((q_width, kv_width, kv_width)), qkv)
-        heads = [self._heads(part, spec.head_dim) for part in parts]
+        q, k, v = self.graph.apply_many(Split((q_width, kv_width, kv_width)), qkv)
+        if wide_norm:
+            q, k = self.norm(q, f"{prefix}attn_q_norm"), self.norm(k, f"{prefix}attn_k_norm")
+        heads = [self._heads(part, spec.head_dim) for part in (q, k, v)]
         names = [f"{prefix}attn_{part}_norm.weight" for part in ("q", "k")] if qk_norm else []
         attended = self._attend(layer, heads, [self.weight(name, spec.head_dim) for name in names])
         return self.graph.apply(Reshape((q_width,)), attended)
@@ -124,7 +137,8 @@ class DecoderBuilder:
         pool = (shape.pool_blocks[index] * shape.block, group.kv_heads, group.head_dim)
         pools = [self.graph.state(f"kv.{index}.{layer}.{part}", pool, DType.ACT) for part in ("k", "v")]
         eps, offset = (config.eps, config.norm_offset) if norms else (None, 0.0)
-        table = self._rotary_table(config.layers[layer].rotary)
+        rotary = config.layers[layer].rotary
+        table = self._rotary_table(rotary.at(shape.max_seq) if isinstance(rotary, LongRotary) else rotary)
         write = RotaryKvWrite(config.rotary_style, eps, offset)
         q, k_pool, v_pool = self.graph.apply_many(write, *heads, table, self._slots[index], *pools, *norms)
         softcap = config.attention_softcap
@@ -181,6 +195,7 @@ def _logits(builder: DecoderBuilder, hidden: Value) -> Value:
     config = builder.config
     name = "token_embd" if config.tied else "output"
     logits = builder.linear(builder.norm(hidden, "output_norm"), (name, config.vocabulary), out=DType.F32)
+    logits = builder.scale(logits, config.logit_scale)
     return logits if config.logit_softcap is None else builder.graph.apply(SoftCap(config.logit_softcap), logits)
 
 

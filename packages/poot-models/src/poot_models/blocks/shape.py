@@ -34,10 +34,11 @@ class KvGroup:
 
 
 def kv_groups(config: DecoderConfig) -> tuple[KvGroup, ...]:
-    """The groups of a decoder, in the order of their first layers."""
+    """The groups of a decoder, in the order of their first layers. A window that no position leaves is none."""
     kinds: dict[tuple[int | None, int, int], list[int]] = {}
     for index, layer in enumerate(config.layers):
-        kinds.setdefault((layer.window, layer.kv_heads, layer.head_dim), []).append(index)
+        window = layer.window if layer.window and layer.window < config.max_positions else None
+        kinds.setdefault((window, layer.kv_heads, layer.head_dim), []).append(index)
     return tuple(
         KvGroup(f"window({window})" if window else "full", tuple(layers), kv_heads, head_dim, window)
         for (window, kv_heads, head_dim), layers in kinds.items()

@@ -113,8 +113,8 @@ def _positive(value: Any, what: str) -> float:
 
 
 def positive(mapping: Mapping[str, Any], name: str, default: float | None = None) -> float:
-    """A number above 0 of a nested object of config.json."""
-    value = mapping.get(name, default)
+    """A number above 0 of a nested object of config.json; null is as good as absent."""
+    value = default if mapping.get(name) is None else mapping[name]
     if value is None:
         raise CheckpointFormatError(f"the checkpoint does not say {name}")
     return _positive(value, name)

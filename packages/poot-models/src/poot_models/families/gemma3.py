@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from poot_executor.ir import Value
 from poot_executor.ops import RotarySpec
-from poot_models.blocks import DecoderBuilder, DecoderConfig, LayerSpec
-from poot_models.errors import CheckpointFormatError
+from poot_models.blocks import DecoderBuilder, DecoderConfig, LayerSpec, Rotary
 from poot_models.families.family import DECODER_TENSORS, Family
 from poot_models.families.fields import Fields
 from poot_models.families.rotary import rotary
+from poot_models.families.windows import windows
 
 _PATTERN = 6
 _LOCAL_THETA = 10000.0
@@ -25,7 +23,7 @@ def configure(fields: Fields) -> DecoderConfig:
     kv_heads = fields.integer("num_key_value_heads", "attention.head_count_kv", heads)
     head_dim = fields.integer("head_dim", "attention.key_length", 256)
     ff = fields.integer("intermediate_size", "feed_forward_length")
-    window = fields.integer("sliding_window", "attention.sliding_window")
+    sizes = windows(fields, layers, lambda index: (index + 1) % _PATTERN != 0)
     fields.choice("hidden_activation", "", "gelu_pytorch_tanh", ("gelu_pytorch_tanh",))
     wide = rotary(fields, head_dim, kind="full_attention", theta=_GLOBAL_THETA)
     narrow = _local_rotary(fields, head_dim)
@@ -37,8 +35,7 @@ def configure(fields: Fields) -> DecoderConfig:
         max_positions=fields.integer("max_position_embeddings", "context_length"),
         eps=fields.number("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
         layers=tuple(
-            LayerSpec(heads, kv_heads, head_dim, ff, narrow if windowed else wide, window if windowed else None)
-            for windowed in _windowed(fields, layers)
+            LayerSpec(heads, kv_heads, head_dim, ff, wide if window is None else narrow, window) for window in sizes
         ),
         activation="gelu_tanh",
         rotary_style="half",
@@ -51,27 +48,12 @@ def configure(fields: Fields) -> DecoderConfig:
     )
 
 
-def _local_rotary(fields: Fields, head_dim: int) -> RotarySpec:
+def _local_rotary(fields: Fields, head_dim: int) -> Rotary:
     """Windowed layers never scale their positions."""
     if "sliding_attention" in fields.mapping("rope_parameters"):
         return rotary(fields, head_dim, kind="sliding_attention", theta=_LOCAL_THETA)
     base = fields.number("rope_local_base_freq", "rope.freq_base_swa", _LOCAL_THETA)
     return RotarySpec.plain(head_dim, base)
-
-
-def _windowed(fields: Fields, layers: int) -> list[bool]:
-    kinds = fields.raw("layer_types", "")
-    if kinds is not None:
-        if not isinstance(kinds, list) or len(kinds) != layers:
-            raise CheckpointFormatError(f"layer_types must be a list of {layers} names")
-        if not set(kinds) <= {"sliding_attention", "full_attention"}:
-            raise CheckpointFormatError("layer_types may hold sliding_attention and full_attention")
-        return [kind == "sliding_attention" for kind in kinds]
-    pattern = fields.raw("sliding_window_pattern", "attention.sliding_window_pattern")
-    if isinstance(pattern, np.ndarray) and len(pattern) == layers:
-        return [bool(item) for item in pattern]
-    every = fields.integer("sliding_window_pattern", "attention.sliding_window_pattern", _PATTERN)
-    return [(index + 1) % every != 0 for index in range(layers)]
 
 
 def layer(b: DecoderBuilder, index: int, h: Value) -> Value:

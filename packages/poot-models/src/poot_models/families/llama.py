@@ -6,7 +6,8 @@ from poot_executor.ir import Value
 from poot_models.blocks import DecoderBuilder, DecoderConfig, LayerSpec
 from poot_models.families.family import DECODER_TENSORS, Family
 from poot_models.families.fields import Fields
-from poot_models.families.rotary import rotary
+from poot_models.families.rotary import rotary, rotated_columns
+from poot_models.families.windows import windows
 
 
 def configure(fields: Fields) -> DecoderConfig:
@@ -18,15 +19,15 @@ def configure(fields: Fields) -> DecoderConfig:
     ff = fields.per_layer("intermediate_size", "feed_forward_length", layers)
     fields.choice("hidden_act", "", "silu", ("silu",))
     # Files of the llama architecture order query and key rows for interleaved pairs.
-    spec = rotary(fields, fields.integer("", "rope.dimension_count", head_dim))
-    window = fields.optional_integer("sliding_window", "attention.sliding_window")
+    spec = rotary(fields, rotated_columns(fields, head_dim))
+    sizes = windows(fields, layers, lambda _: True)
     return DecoderConfig(
         vocabulary=fields.vocabulary(),
         hidden=hidden,
         tied=fields.tied(False),
         max_positions=fields.integer("max_position_embeddings", "context_length"),
         eps=fields.number("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
-        layers=tuple(LayerSpec(heads[i], kv_heads[i], head_dim, ff[i], spec, window) for i in range(layers)),
+        layers=tuple(LayerSpec(heads[i], kv_heads[i], head_dim, ff[i], spec, sizes[i]) for i in range(layers)),
         activation="silu",
         rotary_style="interleaved" if fields.gguf else "half",
         query_scale=head_dim**-0.5,

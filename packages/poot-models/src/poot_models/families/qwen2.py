@@ -1,0 +1,28 @@
+"""Qwen2 and Qwen2.5, dense (arXiv 2407.10671): Llama's layer with biases on queries, keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from poot_models.blocks import DecoderConfig
+from poot_models.errors import CheckpointFormatError
+from poot_models.families import llama
+from poot_models.families.family import Family
+from poot_models.families.fields import Fields
+from poot_models.families.windows import windows
+
+
+def configure(fields: Fields) -> DecoderConfig:
+    config = llama.configure(fields)
+    sizes: tuple[int | None, ...] = (None,) * len(config.layers)
+    # config.json states a window also where none is used; GGUF files state none.
+    if fields.raw("use_sliding_window", "") is True:
+        first = fields.raw("max_window_layers", "") or 0
+        if not isinstance(first, int):
+            raise CheckpointFormatError(f"max_window_layers must be a whole number, not {first!r:.80}")
+        sizes = windows(fields, len(config.layers), lambda index: index >= first)
+    layers = tuple(replace(layer, window=window) for layer, window in zip(config.layers, sizes, strict=True))
+    return replace(config, layers=layers, rotary_style="half")
+
+
+FAMILY = Family("qwen2", configure, llama.layer, llama.FAMILY.tensors)
