@@ -60,6 +60,35 @@ def test_ignore_eos_and_stop_token_ids(harness, request_of):
     assert (h.tokens(3), h.finish(3)) == ((26,), "stop")
 
 
+@DEPTHS
+def test_a_stop_token_is_kept_where_what_stops_is_asked_for(harness, request_of, depth):
+    h = harness(depth=depth, says=spelt("abc.efghi"))
+    c, logged = 26 + 2, SamplingParams(seed=1, logprobs=0)
+    kept = {"max_tokens": 6, "include_stop": True, "stop_token_ids": (c,), "sampling": logged}
+    h.submit(request_of(1, 3, **kept))
+    h.submit(request_of(2, 3, **kept, stop=("zz",)))
+    h.submit(request_of(3, 3, **{**kept, "include_stop": False}, stop=("zz",)))
+    h.submit(request_of(4, 3, **{**kept, "stop_token_ids": ()}))
+    # Named by the request too, the model's own end token stays out.
+    h.submit(request_of(5, 3, **{**kept, "stop_token_ids": (1,)}))
+    h.submit(request_of(6, 3, **{**kept, "max_tokens": 3}))
+    # What might have begun a stop string is text once the token ends the row; a whole one ends it first.
+    h.submit(request_of(7, 3, **kept, stop=("cz",)))
+    h.submit(request_of(8, 3, **kept, stop=("bc",)))
+    h.submit(request_of(9, 3, **{**kept, "min_tokens": 3}))
+    h.run()
+    assert [h.tokens(name) for name in (1, 2, 6, 7, 8)] == [(26, 27, c)] * 5
+    assert (h.tokens(3), h.tokens(4), h.tokens(5)) == ((26, 27), (26, 27, c), (26, 27, c))
+    assert {h.finish(name) for name in range(1, 10)} == {"stop"}
+    assert [h.text(name) for name in (2, 3, 7, 8)] == ["abc", "ab", "abc", "abc"]
+    assert h.tokens(9) == (26, 27, c)
+    for name, told, end in ((1, [26, 27, c], None), (2, [26, 27, c], None), (3, [26, 27], c), (5, [26, 27, c], 1)):
+        assert [entry.token for output in h.outputs[name] for entry in output.logprobs or ()] == told
+        last = h.outputs[name][-1].end_logprob
+        assert (last.token if last else None) == end
+    h.assert_idle()
+
+
 def test_min_tokens_outlast_end_tokens_stop_tokens_and_stop_strings(harness, request_of):
     h = harness(says=spelt("a.b.cabcdefgh"))
     h.submit(request_of(1, 3, max_tokens=12, min_tokens=2))

@@ -112,6 +112,18 @@ def test_a_request_comes_back(request: GenerateRequest) -> None:
     assert frames.unpack_request(frame) == request
 
 
+def test_a_prompt_that_was_sent_just_before_is_not_sent_again() -> None:
+    first = GenerateRequest(id=1, prompt=tuple(range(4000)))
+    fork = msgspec.structs.replace(first, id=2, fork_of=1)
+    data = frames.encode(frames.pack_request(fork, first.prompt))
+    assert len(data) < 100
+    frame = frames.decode_to_engine(payload_of(data))
+    assert isinstance(frame, frames.Generate)
+    assert frames.unpack_request(frame, first.prompt) == fork
+    other = GenerateRequest(id=3, prompt=(7, 8))
+    assert frames.unpack_request(frames.pack_request(other, first.prompt), first.prompt) == other
+
+
 @given(st.lists(OUTPUT, max_size=8), st.integers(1, 3))
 def test_a_steps_outputs_come_back(outputs: list[Output], requests: int) -> None:
     # Some requests have several outputs, whose order stays.

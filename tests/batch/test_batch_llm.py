@@ -238,6 +238,36 @@ def test_an_answer_comes_with_its_prompts_scores(llm: LLM, alone: list[Completio
     assert "".join(delta.text for delta in deltas) == alone[0].text
 
 
+def test_a_prompt_to_score_may_fill_a_row(llm: LLM) -> None:
+    tokens = (llm.text.tokenizer.encode(PROMPTS[5]) * 9)[:MAX_SEQ]
+    (scores,) = llm.score([tokens])
+    assert [entry.token for entry in scores] == tokens[1:]
+    # What follows the last position changes nothing before it.
+    (shorter,) = llm.score([tokens[:-1]])
+    assert [e.logprob for e in scores[:-1]] == pytest.approx([e.logprob for e in shorter], abs=1e-3)
+    with pytest.raises(ContextLengthError):
+        llm.score([[*tokens, 5]])
+
+
+def test_a_completion_says_what_the_cache_saved(llm: LLM) -> None:
+    tokens = [7, *range(100, 140)]
+    first, again, apart = (
+        llm.generate(tokens, GREEDY, max_tokens=2, cache_salt=salt)[0] for salt in ("one", "one", "two")
+    )
+    block = llm.info.kv_block_size
+    assert (first.cached_tokens, first.cache_miss) == (0, "not seen before")
+    assert (again.cached_tokens, again.cache_miss) == (len(tokens) // block * block, None)
+    assert (apart.cached_tokens, apart.cache_miss) == (0, "not seen before")
+    deltas = list(llm.stream(tokens, GREEDY, max_tokens=3, cache_salt="one"))
+    assert [delta.cached_tokens for delta in deltas] == [0, 0, again.cached_tokens]
+
+
+def test_what_an_llm_is_set_to(smollm2_path: Path) -> None:
+    with LLM(smollm2_path, backend="null", rows=1, max_seq=64, prefix_cache=False, default_max_tokens=3) as llm:
+        (found,) = llm.generate("x", GREEDY, ignore_eos=True)
+    assert (len(found.tokens), found.finish, found.cache_miss) == (3, "length", "switched off")
+
+
 def test_generate_takes_text_or_tokens_one_or_several(llm: LLM, alone: list[Completion]) -> None:
     tokens = llm.text.tokenizer.encode(PROMPTS[0])
     by_tokens, by_text = llm.generate([tokens, PROMPTS[0]], GREEDY, max_tokens=3)
@@ -332,6 +362,9 @@ def test_threads_share_one_llm(llm: LLM, alone: list[Completion]) -> None:
         ("x", {}, {"stop_token_ids": [10**6]}, RequestError),
         ("x", {}, {"maxtokens": 5}, TypeError),
         (["fine", [1] * 1000], {}, {}, ContextLengthError),
+        (None, {}, {}, RequestError),
+        (5, {}, {}, RequestError),
+        ("x", {}, {"cache_salt": 5}, RequestError),
     ],
 )
 def test_bad_requests_are_refused_and_leave_nothing(
@@ -344,6 +377,13 @@ def test_bad_requests_are_refused_and_leave_nothing(
         with pytest.raises(error):
             llm.generate(prompts, SamplingParams(**sampling), **options)
     assert llm.stats().requests_total == before
+
+
+@pytest.mark.parametrize("prompts", [None, 5, [None], [1.5]])
+def test_what_cannot_be_scored_is_refused_in_type(llm: LLM, prompts: object) -> None:
+    with pytest.raises(RequestError) as raised:
+        llm.score(prompts)
+    assert raised.value.param == "prompt"
 
 
 def test_a_closed_llm(smollm2_path: Path) -> None:

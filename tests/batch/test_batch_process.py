@@ -97,6 +97,20 @@ async def cancels(engine: ProcessEngine) -> None:
     assert (stats.requests_cancelled, stats.inflight, stats.kv_blocks_used) == (4, 0, 0)
 
 
+async def shared_prompts(engine: ProcessEngine) -> None:
+    """A prompt that follows itself is not sent again, and every request has its own all the same."""
+    sent: list[int] = []
+    write = engine._writer.write
+    engine._writer.write = lambda data: (sent.append(len(data)), write(data))
+    long, short = tuple(range(2, 102)), tuple(range(2, 22))
+    prompts = (long, long, short, long)
+    streams = [submit(engine, prompt=prompt, max_tokens=1) for prompt in prompts]
+    engine._writer.write = write
+    assert [size > 4 * len(prompt) for size, prompt in zip(sent, prompts, strict=True)] == [True, False, True, True]
+    outputs = await asyncio.gather(*map(read, streams))
+    assert [given[-1].prompt_tokens for given in outputs] == [100, 100, 20, 100]
+
+
 async def drained(engine: ProcessEngine) -> None:
     unread, short = submit(engine), submit(engine, max_tokens=5)
     reader = asyncio.create_task(read(short))
@@ -128,7 +142,7 @@ def test_a_life(smollm2_path: Path) -> None:
         )
         try:
             assert (engine.state, engine.info.backend, engine.info.rows) == ("serving", "null", 2)
-            for part in (ordinary_requests, slow_reader, cancels, drained):
+            for part in (ordinary_requests, slow_reader, cancels, shared_prompts, drained):
                 await part(engine)
         finally:
             await engine.close()
@@ -188,7 +202,7 @@ def test_close_ends_open_streams_with_abort(smollm2_path: Path) -> None:
         ({"model": "/nowhere/model.gguf"}, "checkpoint_missing", "/nowhere/model.gguf"),
         ({"backend": "abacus"}, "backend_unavailable", "abacus"),
         ({"rows": 0}, "invalid_config", "rows must be between 1"),
-        ({"max_seq": 0}, "invalid_config", "max_seq must be between 1"),
+        ({"max_seq": 1}, "invalid_config", "max_seq must be between 2"),
     ],
 )
 def test_a_start_that_fails_says_why(smollm2_path: Path, changes: dict[str, Any], code: str, says: str) -> None:

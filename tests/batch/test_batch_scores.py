@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from poot_batch.errors import RequestError
+from poot_batch.errors import ContextLengthError, RequestError
 from poot_batch.request import SamplingParams, TokenLogprob
 
 CHUNK = 5
@@ -127,6 +127,24 @@ def test_a_driver_without_the_program(harness, request_of) -> None:
     h.submit(request_of(1))
     h.run()
     assert h.finish(1) in ("stop", "length")
+
+
+def test_a_prompt_without_an_answer_may_fill_all_positions(harness, request_of, fake_model) -> None:
+    h = harness(score_capacity=CHUNK, max_seq=16, blocks=4)
+    whole = request_of(1, 16, prompt_logprobs=0, max_tokens=0)
+    h.submit(whole)
+    h.run()
+    assert scored(h, 1) == chances(fake_model, whole.prompt)
+    assert (len(scored(h, 1)), h.finish(1)) == (15, "length")
+    for prompt, fields, says in (
+        (17, {"prompt_logprobs": 0, "max_tokens": 0}, "17 tokens, but this server runs sequences of 16 positions$"),
+        (16, {"prompt_logprobs": 0}, "one of which must be left for the answer"),
+        (16, {"prompt_logprobs": 0, "max_tokens": 1}, "one of which must be left for the answer"),
+        (16, {"max_tokens": 0}, "one of which must be left for the answer"),
+    ):
+        with pytest.raises(ContextLengthError, match=says):
+            h.engine.submit(request_of(2, prompt, **fields))
+    h.assert_idle()
 
 
 def test_no_token_at_all_needs_a_prompt_to_score(harness, request_of) -> None:

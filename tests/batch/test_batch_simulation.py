@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -80,6 +81,8 @@ def test_the_reference_follows_the_rules_of_requests() -> None:
     assert (ended.tokens, ended.sampled, ended.finish) == (tokens[:first], first + 1, "stop")
     held = Alone(request_of(ignore_eos=True, stop_token_ids=(tokens[6],), min_tokens=first + 1), 30, 4, (None,))
     assert held.tokens[: first + 1] == tokens[: first + 1]
+    shown = Alone(request_of(ignore_eos=True, stop_token_ids=(tokens[6],), include_stop=True), 30, 4, (None,))
+    assert (shown.tokens, shown.text, shown.finish) == (tokens[: first + 1], text[: first + 1], "stop")
     none = Alone(request_of(prompt_logprobs=0), 0, 4, (None,))
     assert (none.tokens, none.finish, len(none.prompt_chances)) == ([], "length", 4)
 
@@ -194,6 +197,77 @@ def test_the_command_plays_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-1].endswith("0 failed")
     spread = Counter({what: int(count) for count, what in (part.split(" ", 1) for part in lines[-2].split(", "))})
     assert spread == +run_seeds(range(100, 130)).seen
+
+
+def test_the_command_starts_no_more_processes_than_seeds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    real = subprocess.Popen
+
+    def counted(words: list[str], **fields: Any) -> subprocess.Popen[bytes]:
+        started.append(words)
+        return real(words, **fields)
+
+    monkeypatch.setattr(cli.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(subprocess, "Popen", counted)
+    assert cli.main(["simulate", "--seeds", "2", "--processes", "32"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("2 seeds in")
+    assert len(started) == 2
+
+
+def test_a_process_that_fails_is_told_in_a_line(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = subprocess.Popen
+
+    def broken(words: list[str], **fields: Any) -> subprocess.Popen[bytes]:
+        if "15" in words:
+            words = [words[0], "-c", "raise MemoryError('no room')"]
+        return real(words, **fields)
+
+    monkeypatch.setattr(subprocess, "Popen", broken)
+    # Nobody waits for the other one, which has a day to go.
+    assert cli.main(["simulate", "--seeds", "16777216", "--first", "-8388593", "--processes", "2"]) == 1
+    said = capfd.readouterr()
+    assert said.err == ("poot-batch: the process that played seeds 15 to 8388622 ended with 1: MemoryError: no room\n")
+
+
+@pytest.mark.parametrize("words", [["--seed", "7", "--trace"], ["--seeds", "4", "--processes", "2"], ["--mutations"]])
+def test_a_reader_that_has_left_ends_it_quietly(words: list[str]) -> None:
+    unread, end = os.pipe()
+    os.close(unread)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "poot_batch.cli", "simulate", *words],
+            check=False,
+            stdout=end,
+            stderr=subprocess.PIPE,
+            timeout=60,
+        )
+    finally:
+        os.close(end)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--seeds", "x"], "argument --seeds: takes a whole number, not 'x'"),
+        (["--processes", "1.5"], "argument --processes: takes a whole number, not '1.5'"),
+        (["--processes", "1000000"], "argument --processes: must be between 1 and"),
+        (["--trace"], "--trace is only taken with --seed"),
+        (["--trace", "--mutations"], "--trace is only taken with --seed"),
+        (["--seed", "3", "--mutations"], "--seed and --mutations exclude each other"),
+        (["--seed", "3", "--seeds", "4"], "--seeds is not taken with --seed"),
+        (["--mutations", "--processes", "2"], "--processes is not taken with --mutations"),
+    ],
+)
+def test_what_the_command_does_not_take(capsys: pytest.CaptureFixture[str], words: list[str], says: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["simulate", *words])
+    assert ended.value.code == 2
+    assert f"error: {says}" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_command_names_a_failing_seed_and_replays_it(capsys: pytest.CaptureFixture[str]) -> None:

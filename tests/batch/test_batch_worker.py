@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections.abc import Iterator
 
 import pytest
 
 from poot_batch.process import frames
-from poot_batch.process.worker import _OUTBOX_LIMIT, _Loop, _Peer
+from poot_batch.process.worker import _OUTBOX_LIMIT, _TURN_SECONDS, _Loop, _Peer
 from poot_batch.request import Output
 from poot_executor.errors import DeviceError
 
@@ -67,6 +68,81 @@ def test_steps_go_on_between_frames(harness, request_of, ends) -> None:
     outputs = outputs_of(received(client, engine))
     assert [output.tokens for output in outputs] == [(9,)] * 3
     assert outputs[-1].finish == "length"
+
+
+def test_all_that_has_come_is_heard_before_the_next_step(harness, request_of, ends) -> None:
+    """A large request of many frames, more than a socket holds at a time, and what others sent behind it."""
+    client, engine = ends
+    h = harness(max_seq=8192, blocks=2048, says=lambda seed, position: 9)
+    engine.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+    data = b"".join(
+        frames.encode(frame)
+        for frame in (
+            *(frames.pack_request(request_of(name, 4000)) for name in range(1, 101)),
+            frames.Cancel(1),
+            frames.AskStats(7),
+            frames.Shutdown(),
+        )
+    )
+    assert len(data) > 1_500_000
+    peer = _Peer(engine)
+    # The client sends more whenever the engine has made room.
+    rest = memoryview(data)
+    receive = peer.receive
+
+    def after_the_client(timeout: float | None) -> frames.ToEngine | None:
+        nonlocal rest
+        client.setblocking(False)
+        while rest:
+            try:
+                rest = rest[client.send(rest) :]
+            except BlockingIOError:
+                break
+        client.settimeout(10)
+        return receive(timeout)
+
+    peer.receive = after_the_client
+    assert _Loop(h.engine, peer, clock=lambda: 0.0).run() == 0
+    assert h.driver.plans == []
+    given = received(client, engine)
+    assert [(o.request_id, o.finish) for o in outputs_of(given)] == [(1, "abort")]
+    (stats,) = (frame.stats for frame in given if isinstance(frame, frames.Stats))
+    assert (stats.requests_total, stats.requests_cancelled, stats.queue_depth) == (100, 1, 99)
+
+
+def test_a_flood_does_not_hold_up_the_steps(harness, request_of, ends) -> None:
+    """What a turn has no time for is heard in the next ones, in order."""
+    client, engine = ends
+    h = harness(says=lambda seed, position: 9)
+    send(client, frames.pack_request(request_of(1, max_tokens=64 - 3)), *map(frames.AskStats, range(50)))
+    send(client, frames.Shutdown())
+    seconds = itertools.count(step=_TURN_SECONDS / 8)
+    assert _Loop(h.engine, _Peer(engine), clock=lambda: next(seconds)).run() == 0
+    stats = [frame for frame in received(client, engine) if isinstance(frame, frames.Stats)]
+    assert [frame.serial for frame in stats] == list(range(50))
+    # Eight frames a turn.
+    assert [frame.stats.steps for frame in stats] == [(1 + n) // 8 for n in range(50)]
+
+
+def test_a_prompt_comes_once_for_all_that_share_it(harness, request_of, ends) -> None:
+    client, engine = ends
+    h = harness()
+    prompt, other = tuple(range(2, 12)), (5, 6)
+    wanted = [request_of(1, prompt), request_of(2, prompt, fork_of=1), request_of(3, other), request_of(4, prompt)]
+    before = None
+    for request in wanted:
+        send(client, frames.pack_request(request, before))
+        before = request.prompt
+    # Its leader may be gone, or refused: the prompt is known all the same.
+    long = tuple(range(2, 52)) + tuple(range(2, 52))
+    send(client, frames.pack_request(request_of(5, long)), frames.pack_request(request_of(6, long), long))
+    send(client, frames.Shutdown())
+    taken = []
+    submit = h.engine.submit
+    h.engine.submit = lambda request: (taken.append(request), submit(request))
+    assert _Loop(h.engine, _Peer(engine)).run() == 0
+    assert taken == [*wanted, request_of(5, long), request_of(6, long)]
 
 
 def test_a_refused_request_ends_with_its_error(harness, request_of, ends) -> None:
@@ -147,7 +223,7 @@ def test_a_slow_client_loses_nothing_and_stops_the_steps(ends) -> None:
     reader, messages = frames.FrameReader(), []
     while len(messages) < sent:
         messages += [frames.decode_from_engine(payload).message for payload in reader.feed(client.recv(1 << 20))]
-        assert peer.receive(0) == []
+        assert peer.receive(0) is None
     assert not peer.clogged
     assert [int(message.lstrip("x")) for message in messages] == list(range(sent))
 
@@ -155,11 +231,11 @@ def test_a_slow_client_loses_nothing_and_stops_the_steps(ends) -> None:
 def test_frames_that_come_in_pieces(ends) -> None:
     client, engine = ends
     peer, data = _Peer(engine), frames.encode(frames.Grant(5, 7))
-    assert peer.receive(0) == []
+    assert peer.receive(0) is None
     client.sendall(data[:3])
-    assert peer.receive(None) == []
-    client.sendall(data[3:])
-    assert peer.receive(None) == [frames.Grant(5, 7)]
+    assert peer.receive(None) is None
+    client.sendall(data[3:] + data)
+    assert [peer.receive(None), peer.receive(None), peer.receive(0)] == [frames.Grant(5, 7)] * 2 + [None]
     client.close()
-    assert peer.receive(None) == []
+    assert peer.receive(None) is None
     assert peer.gone

@@ -20,14 +20,14 @@ def test_auto_never_opens_null() -> None:
 @pytest.mark.parametrize("name", table.PLANNED)
 def test_planned_backends_are_refused_by_name(name: str) -> None:
     with pytest.raises(
-        BackendUnavailableError, match=f"backend {name} is not part of this version; it has ptx, cpu, null"
+        BackendUnavailableError, match=f"backend {name} is not part of this version; choose one of auto, ptx, cpu$"
     ):
         open_device(name)
 
 
 @pytest.mark.parametrize("name", ["", "cuda", "CPU", "poot_executor.backends.cpu.device"])
 def test_unknown_backends_are_refused(name: str) -> None:
-    with pytest.raises(BackendUnavailableError, match=r"there is no backend .*; choose one of auto, ptx, cpu, null"):
+    with pytest.raises(BackendUnavailableError, match=r"there is no backend .*; choose one of auto, ptx, cpu$"):
         open_device(name)
 
 

@@ -106,8 +106,26 @@ def test_forms_of_several_prompts(served, prompt):
 
 def test_best_of_that_asks_for_nothing_more_is_taken(served):
     served.answer("x")
-    for fields in ({"n": 2, "best_of": 2}, {"n": 2, "best_of": 1}, {"best_of": None}, {"n": None}):
+    for fields in ({"n": 2, "best_of": 2}, {"best_of": 1}, {"n": 2, "best_of": None}, {"n": None}):
         assert served.client.post("/v1/completions", json={"prompt": "a", **fields}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "says"),
+    [
+        ({"best_of": 0}, "invalid_value", "best_of must be at least 1, not 0"),
+        ({"n": 2, "best_of": -1}, "invalid_value", "best_of must be at least 1, not -1"),
+        ({"n": 2, "best_of": 1}, "invalid_value", "best_of must be no less than n, 2, not 1"),
+        ({"best_of": 2}, "unsupported_value", "best_of is not supported"),
+        ({"n": 2, "best_of": 3}, "unsupported_value", "best_of is not supported"),
+    ],
+)
+def test_best_of_that_is_refused(served, fields, code, says):
+    response = served.client.post("/v1/completions", json={"prompt": "a", **fields})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, code, "best_of")
+    assert says in error["message"]
+    assert served.engine.submitted == []
 
 
 def test_an_error_of_one_choice_is_the_buffered_answer_s(served, hold, eventually):

@@ -94,6 +94,18 @@ def test_a_prompt_alone_is_answered_without_the_engine(served, client, tokens, s
     assert served.engine.submitted == []
 
 
+@pytest.mark.parametrize("logprobs", [None, 0])
+def test_a_prompt_alone_may_fill_all_positions(served, logprobs):
+    most = served.engine.info.max_seq
+    body = {"echo": True, "max_tokens": 0, "logprobs": logprobs}
+    served.answer("")
+    answer = served.client.post("/v1/completions", json={"prompt": [40] * most, **body})
+    assert (answer.status_code, answer.json()["usage"]["prompt_tokens"]) == (200, most)
+    for count, fields in ((most + 1, {}), (most, {"max_tokens": 1}), (most, {"max_tokens": None})):
+        refused = served.client.post("/v1/completions", json={"prompt": [40] * count, **body, **fields})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
 def test_a_prompt_of_one_token_has_no_log_probability(served, client):
     made = client.completions.create(model="tiny", prompt=[40], echo=True, logprobs=1, max_tokens=0)
     found = made.choices[0].logprobs

@@ -68,7 +68,7 @@ def test_a_directory_is_named_after_itself(tmp_path):
         (["--rows", " 4"], "--rows"), (["--rows"], "needs a value"), (["--rows", "1", "--rows", "1"], "twice"),
         (["--default-max-tokens", "0"], "--default-max-tokens"), (["--default-max-tokens=x"], "--default-max-tokens"),
         (["--row", "1"], "unknown flag '--row'"), (["--made-up"], "unknown flag"), (["-x"], "unknown flag"),
-        (["--max-seq", "0"], "--max-seq"), (["--backend", "tpu"], "--backend takes one of"),
+        (["--max-seq", "1"], "--max-seq takes a whole number"), (["--backend", "tpu"], "--backend takes one of"),
         (["--drain-timeout-secs", "0"], "--drain"), (["--drain-timeout-secs", "86401"], "--drain"),
         (["--chat-template", "chatml"], "no jinja"), (["--chat-template-file", "/none"], "cannot read"),
         (["127.0.0.1"], "IP:PORT"), (["127.0.0.1:0"], "IP:PORT"), (["127.0.0.1:65536"], "IP:PORT"),

@@ -51,12 +51,13 @@ def test_what_no_row_could_hold_is_tokenised(served):
         ("/tokenize", {}, "prompt", "invalid_value"),
         ("/tokenize", {"prompt": "a", "messages": [USER]}, "prompt", "invalid_value"),
         ("/tokenize", {"prompt": 5}, "prompt", "invalid_value"),
-        ("/tokenize", {"prompt": "a" * ((1 << 20) + 1)}, "prompt", "invalid_value"),
+        ("/tokenize", {"prompt": "a" * 524_289}, "prompt", "invalid_value"),
         ("/tokenize", {"messages": []}, "messages", "invalid_value"),
         ("/tokenize", {"messages": [USER], "tools": [{}]}, "tools", "unsupported_value"),
         ("/tokenize", {"prompt": "a", "return_token_strs": True}, "return_token_strs", "unsupported_value"),
         ("/detokenize", {}, "tokens", "invalid_value"),
         ("/detokenize", {"tokens": "a"}, "tokens", "invalid_value"),
+        ("/detokenize", {"tokens": [5] * 524_289}, "tokens", "invalid_value"),
         ("/detokenize", {"tokens": [-1]}, "tokens", "invalid_token"),
         ("/detokenize", {"tokens": [5, 10**9]}, "tokens", "invalid_token"),
     ],
@@ -68,6 +69,13 @@ def test_refusals(served, path, body, param, code):
         param,
         code,
     )
+
+
+def test_as_much_as_is_taken(served):
+    answer = served.client.post("/detokenize", json={"tokens": [40] * 524_288}, timeout=60)
+    assert answer.json()["prompt"] == served.engine.tokenizer.decode([40]) * 524_288
+    tokens = served.client.post("/tokenize", json={"prompt": "a" * 524_288}, timeout=60).json()["tokens"]
+    assert served.engine.tokenizer.decode(tokens) == "a" * 524_288
 
 
 def test_statuses_are_those_of_the_other_routes(served):

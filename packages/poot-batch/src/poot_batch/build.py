@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from poot_batch.driver import Prepared
 
 MAX_ROWS = 4096
+# One token of a prompt and one of its answer.
+MIN_SEQ = 2
 MAX_SEQ = 2**24
 MAX_THREADS = 1024
 
@@ -72,7 +74,7 @@ def build_engine(
 
 
 def _check(config: EngineConfig) -> None:
-    for name, value, least, most in (("rows", config.rows, 1, MAX_ROWS), ("max_seq", config.max_seq, 1, MAX_SEQ)):
+    for name, value, least, most in (("rows", config.rows, 1, MAX_ROWS), ("max_seq", config.max_seq, MIN_SEQ, MAX_SEQ)):
         if not least <= value <= most:
             message = f"{name} must be between {least} and {most}, not {value}"
             raise StartError(message, reason_code="invalid_config")

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from poot_batch import __version__
 from poot_batch.errors import EngineError
 
-_MOST_TOKENS = 2**24
+_MOST_COUNT = 2**24
+_SEEDS = 10_000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,18 +19,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     `simulate` exits with 1 when a seed failed.
     """
-    given = _parser().parse_args(arguments)
-    if given.command == "simulate":
-        return _simulate(given)
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.command == "simulate" and (wrong := _wrong(given)) is not None:
+        parser.error(wrong)
     # These are light; torch comes with the model.
     from poot_executor.errors import ExecutorError
     from poot_models.errors import ModelError
 
+    code = 0
     try:
         if given.command == "generate":
             _generate(given)
-        else:
+        elif given.command == "bench":
             _bench(given)
+        else:
+            code = 0 if _simulate(given) else 1
         sys.stdout.flush()
     except (EngineError, ExecutorError, ModelError) as error:
         print(f"poot-batch: {error}", file=sys.stderr)
@@ -40,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    return 0
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -62,19 +67,44 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_simulate(simulate: argparse.ArgumentParser) -> None:
-    simulate.add_argument("--seeds", type=_count, default=10_000, help="worlds to play [10000]")
-    simulate.add_argument("--first", type=int, default=0, help="the first one's seed [0]")
-    simulate.add_argument("--processes", type=_count, default=1, help="processes to spread them over [1]")
+    # Without defaults, to know what was given.
+    simulate.add_argument("--seeds", type=_count, help=f"worlds to play [{_SEEDS}]")
+    simulate.add_argument("--first", type=int, help="the first one's seed [0]")
+    simulate.add_argument("--processes", type=_processes, help="processes to spread them over [1]")
     simulate.add_argument("--seed", type=int, help="play this one alone")
     simulate.add_argument("--trace", action="store_true", help="with --seed: print all that happens in it")
     simulate.add_argument("--mutations", action="store_true", help="plant known faults and see each one found")
     simulate.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
 
 
+def _wrong(given: argparse.Namespace) -> str | None:
+    """What flags of `simulate` exclude each other."""
+    counts = {"--seeds": given.seeds, "--first": given.first, "--processes": given.processes}
+    extra = [flag for flag, value in counts.items() if value is not None]
+    if given.seed is not None and given.mutations:
+        return "--seed and --mutations exclude each other"
+    if given.trace and given.seed is None:
+        return "--trace is only taken with --seed"
+    if extra and (given.seed is not None or given.mutations):
+        return f"{extra[0]} is not taken with {'--mutations' if given.mutations else '--seed'}"
+    return None
+
+
 def _count(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= _MOST_TOKENS:
-        raise argparse.ArgumentTypeError(f"must be between 1 and {_MOST_TOKENS}, not {value}")
+    return _whole(text, _MOST_COUNT)
+
+
+def _processes(text: str) -> int:
+    return _whole(text, 4 * (os.cpu_count() or 1))
+
+
+def _whole(text: str, most: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"takes a whole number, not {text[:64]!r}") from None
+    if not 1 <= value <= most:
+        raise argparse.ArgumentTypeError(f"must be between 1 and {most}, not {value}")
     return value
 
 
@@ -108,23 +138,22 @@ def _bench(given: argparse.Namespace) -> None:
         print(line, flush=True)
 
 
-def _simulate(given: argparse.Namespace) -> int:
+def _simulate(given: argparse.Namespace) -> bool:
+    """Whether everything held."""
     from poot_batch.simulation import command
 
     def say(line: str) -> None:
         print(line, flush=True)
 
-    try:
-        if given.part:
-            command.report(given.first, given.seeds, say)
-            return 0
-        if given.mutations:
-            return 0 if command.prove(say) else 1
-        if given.seed is not None:
-            return 0 if command.replay(given.seed, say, trace=given.trace) else 1
-        return 0 if command.campaign(given.first, given.seeds, given.processes, say) else 1
-    except KeyboardInterrupt:
-        return 130
+    first, seeds = given.first or 0, given.seeds or _SEEDS
+    if given.part:
+        command.report(first, seeds, say)
+        return True
+    if given.mutations:
+        return command.prove(say)
+    if given.seed is not None:
+        return command.replay(given.seed, say, trace=given.trace)
+    return command.campaign(first, seeds, given.processes or 1, say)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ EngineError                       "engine_error"
 ├── EngineDeadError               "engine_dead"              the engine process is gone or silent
 ├── EngineDrainingError           "engine_draining"          the engine takes no new requests
 ├── StartError                    "start_failed"             the engine could not start; carries the engine's own code
-└── InvariantError                "broken_invariant"         the simulator found the engine's host logic at fault
+├── InvariantError                "broken_invariant"         the simulator found the engine's host logic at fault
+└── CampaignError                 "campaign_failed"          a process that played seeds ended badly
 """
 
 from __future__ import annotations
@@ -71,3 +72,9 @@ class InvariantError(EngineError):
     """What must always hold did not, in a simulated world."""
 
     code = "broken_invariant"
+
+
+class CampaignError(EngineError):
+    """A process of a campaign failed: nothing is known of its seeds."""
+
+    code = "campaign_failed"

@@ -38,6 +38,7 @@ class Delta:
     """What one step added to an answer. `finish` is set on the last one.
 
     `prompt_logprobs`, if asked for, are those of the prompt's next tokens; they come before the answer's first token.
+    `cached_tokens` and `cache_miss` (see `Completion`) are set on the last one.
     """
 
     text: str
@@ -45,11 +46,17 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...]
     finish: FinishReason | None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    cached_tokens: int = 0
+    cache_miss: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer. The end token is not part of `tokens`, nor the prompt's first token of `prompt_logprobs`."""
+    """A whole answer. The end token is not part of `tokens`, nor the prompt's first token of `prompt_logprobs`.
+
+    `cached_tokens` of the prompt's came from the prefix cache; where that is less than its full blocks before the last
+    token, `cache_miss` says why, for people.
+    """
 
     text: str
     tokens: tuple[int, ...]
@@ -57,13 +64,17 @@ class Completion:
     finish: FinishReason
     prompt_tokens: int
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    cached_tokens: int = 0
+    cache_miss: str | None = None
 
 
 class LLM:
     """A model in this process, on the same loop as the server's, which runs on a thread of its own.
 
-    `rows` and `max_seq` are wishes that the memory fit may lower; `info` says what was settled on. Threads may share
-    an LLM. Raises ModelError, ExecutorError or StartError at construction.
+    `rows` and `max_seq` are wishes that the memory fit may lower; `info` says what was settled on. Without
+    `prefix_cache` every prompt is computed whole. `default_max_tokens` is what a request gets that names no number
+    (None: the rest of its row). Threads may share an LLM. Raises ModelError, ExecutorError or StartError at
+    construction.
 
     >>> with LLM("model.gguf") as llm:  # doctest: +SKIP
     ...     print(llm.chat([{"role": "user", "content": "Hello"}], max_tokens=32).text)
@@ -77,10 +88,20 @@ class LLM:
         rows: int = 4,
         max_seq: int = 4096,
         threads: int | None = None,
+        prefix_cache: bool = True,
+        default_max_tokens: int | None = None,
         chat_template: str | None = None,
         progress: Progress = lambda phase, done, total: None,
     ) -> None:
-        config = EngineConfig(model=str(model), backend=backend, rows=rows, max_seq=max_seq, threads=threads)
+        config = EngineConfig(
+            model=str(model),
+            backend=backend,
+            rows=rows,
+            max_seq=max_seq,
+            threads=threads,
+            prefix_cache=prefix_cache,
+            default_max_tokens=default_max_tokens,
+        )
         self._engine = EngineThread(config, progress)
         # An LLM that is dropped without `close` ends its thread too.
         self._finalizer = weakref.finalize(self, self._engine.close)
@@ -108,8 +129,8 @@ class LLM:
         """Complete one prompt or several (text, or token ids), in the order given, batched.
 
         `options` are fields of GenerateRequest: max_tokens, min_tokens, stop, stop_token_ids, include_stop,
-        ignore_eos, prompt_logprobs. Raises RequestError (nothing is run then), EngineFaultError when the engine fails
-        on a prompt.
+        ignore_eos, prompt_logprobs, cache_salt. Raises RequestError (nothing is run then), EngineFaultError when the
+        engine fails on a prompt.
         """
         return self._complete(
             [self._request(self._encode(prompt), sampling, options, continues=True) for prompt in _prompts(prompts)]
@@ -168,7 +189,8 @@ class LLM:
         self, prompt: tuple[int, ...], sampling: SamplingParams | None, options: dict[str, Any], *, continues: bool
     ) -> GenerateRequest:
         known = {
-            "max_tokens", "min_tokens", "stop", "stop_token_ids", "include_stop", "ignore_eos", "prompt_logprobs"
+            "max_tokens", "min_tokens", "stop", "stop_token_ids", "include_stop", "ignore_eos", "prompt_logprobs",
+            "cache_salt",
         }  # fmt: skip
         unknown = sorted(set(options) - known)
         if unknown:
@@ -216,8 +238,17 @@ class LLM:
             text = output.text or ""
             if detokenizer is not None:
                 text = detokenizer.push(output.tokens) + (detokenizer.finish() if output.finish else "")
-            yield Delta(text, output.tokens, output.logprobs or (), output.finish, output.prompt_logprobs or ())
-            if output.finish is not None:
+            ended = output.finish is not None
+            yield Delta(
+                text,
+                output.tokens,
+                output.logprobs or (),
+                output.finish,
+                output.prompt_logprobs or (),
+                cached_tokens=output.cached_tokens if ended else 0,
+                cache_miss=output.cache_miss if ended else None,
+            )
+            if ended:
                 return
 
 
@@ -239,23 +270,28 @@ def _guarded(value: Any, guard: Callable[[str], str]) -> Any:
 
 
 def _prompts(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several as a list: a sequence of whole numbers is one."""
+    """One prompt or several as a list: a sequence of whole numbers is one. Raises RequestError for what is neither."""
     if isinstance(given, str):
         return [given]
-    items: list[Any] = list(given)
+    try:
+        items: list[Any] = list(given)
+    except TypeError as error:
+        raise RequestError(f"prompts are text or token ids, one or several: {error}", param="prompt") from error
     if items and all(isinstance(item, Integral) for item in items):
         return [items]
     return items
 
 
 def _completion(request: GenerateRequest, deltas: list[Delta]) -> Completion:
-    last = deltas[-1].finish
-    assert last is not None
+    last = deltas[-1]
+    assert last.finish is not None
     return Completion(
         "".join(delta.text for delta in deltas),
         tuple(token for delta in deltas for token in delta.tokens),
         tuple(entry for delta in deltas for entry in delta.logprobs),
-        last,
+        last.finish,
         len(request.prompt),
         tuple(entry for delta in deltas for entry in delta.prompt_logprobs),
+        last.cached_tokens,
+        last.cache_miss,
     )

@@ -87,7 +87,11 @@ class Edge:
                 await error_response(BodyIncompleteError(str(gone)))(scope, receive, tagged)
         except Exception as raised:
             error = _own(raised, scope)
-            if wire_error(error)[0] >= 500:
+            status, wire = wire_error(error)
+            if wire.code == "draining":
+                # Whoever stops a server knows that it refuses what comes then.
+                _log.debug("%s: %s", request_id.decode(), error)
+            elif status >= 500:
                 _log.error("%s: %s", request_id.decode(), error, exc_info=_unexpected(error))
             if not started:
                 await error_response(error)(scope, receive, tagged)

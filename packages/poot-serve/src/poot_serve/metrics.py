@@ -31,11 +31,10 @@ class Metrics:
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(name, text, buckets=LATENCY_BUCKETS_MS, registry=self._registry)
 
-    def families(self, info: EngineInfo, stats: EngineStats | None) -> list[Metric]:
-        """Every family, in a fixed order. `stats` None (an engine that does not answer) leaves the engine's out."""
+    def families(self, info: EngineInfo, stats: EngineStats) -> list[Metric]:
+        """Every family, in a fixed order."""
         own = [_without_birth(family) for family in self._registry.collect()]
-        engine = _engine_families(info, stats) if stats is not None else ()
-        return [*own, *engine, *_plan_families(info), *self._process_families()]
+        return [*own, *_engine_families(info, stats), *_plan_families(info), *self._process_families()]
 
     def _process_families(self) -> Iterator[Metric]:
         memory = psutil.virtual_memory()

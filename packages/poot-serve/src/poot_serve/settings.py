@@ -189,7 +189,7 @@ FLAGS: tuple[Flag, ...] = (
         "--max-seq",
         "N",
         "tokens a sequence, prompt and answer; the memory fit may halve it [4096]",
-        _integer("--max-seq", "max_seq", 1, 16_777_216),
+        _integer("--max-seq", "max_seq", 2, 16_777_216),
     ),
     Flag(
         "--default-max-tokens",

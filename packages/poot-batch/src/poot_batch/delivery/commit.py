@@ -18,8 +18,8 @@ class Committer:
     """Turns step results into outputs. `finish(sequence)` is called once for each sequence that ends here.
 
     End tokens (of the model, and the request's stop_token_ids) end a row and are not delivered, but for their
-    log-probability. Neither they nor stop strings end a row within its first min_tokens. The tokens of a sequence that
-    ended while the step was in flight are dropped.
+    log-probability; with include_stop, stop_token_ids that are none of the model's are. Neither they nor stop strings
+    end a row within its first min_tokens. The tokens of a sequence that ended while the step was in flight are dropped.
 
     Log-probabilities of a prompt go out chunk by chunk, before the row's first token; without any token to come, the
     last of them end the row.
@@ -74,9 +74,10 @@ class Committer:
         sequence.committed += 1
         top = request.sampling.logprobs
         entry = None if top is None else _logprob(result, n, token, top)
-        if token in sequence.stops and sequence.committed > request.min_tokens:
+        stops = token in sequence.stops and sequence.committed > request.min_tokens
+        if stops and (token in self._ends or not request.include_stop):
             return self._end(sequence, "stop", text=text.finish()[0] if text else None, end_logprob=entry)
-        said, finish = self._advance(sequence, text, token)
+        said, finish = self._advance(sequence, text, token, stops=stops)
         logprobs = None if entry is None else (entry,)
         if finish is not None:
             return self._end(sequence, finish, tokens=(token,), text=said, logprobs=logprobs)
@@ -113,16 +114,18 @@ class Committer:
             cache_miss=sequence.cache_miss if run.first == 0 else None,
         )
 
-    def _advance(self, sequence: Sequence, text: RowText | None, token: int) -> tuple[str | None, FinishReason | None]:
-        """Text of a row, and whether it ends, after one more token that is no end token."""
+    def _advance(
+        self, sequence: Sequence, text: RowText | None, token: int, *, stops: bool
+    ) -> tuple[str | None, FinishReason | None]:
+        """Text of a row, and whether it ends, after one more token to deliver; `stops` if that ends it anyhow."""
         full = sequence.committed >= sequence.max_tokens
         if text is None:
-            return None, "length" if full else None
+            return None, "stop" if stops else "length" if full else None
         said, stopped = text.push(token, may_stop=sequence.committed > sequence.request.min_tokens)
-        if not stopped and full:
+        if not stopped and (stops or full):
             rest, stopped = text.finish()
-            return said + rest, "stop" if stopped else "length"
-        return said, "stop" if stopped else None
+            said += rest
+        return said, "stop" if stops or stopped else "length" if full else None
 
     def _end(
         self,

@@ -97,6 +97,8 @@ class ProcessEngine:
         self._asked: dict[int, asyncio.Future[EngineStats]] = {}
         self._last_id = 0
         self._serial = 0
+        # Of the request sent last.
+        self._prompt: tuple[int, ...] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self._death = "the engine process is gone"
@@ -125,7 +127,8 @@ class ProcessEngine:
         if request.id in self._streams:
             raise ValueError(f"request id {request.id} is in use")
         credit = CREDIT if request.credit is None else request.credit
-        self._send(frames.pack_request(msgspec.structs.replace(request, credit=credit)))
+        self._send(frames.pack_request(msgspec.structs.replace(request, credit=credit), self._prompt))
+        self._prompt = request.prompt
         stream = self._streams[request.id] = Stream(request.id, credit, self)
         self._idle.clear()
         return stream

@@ -23,10 +23,10 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
 
 class Generate(msgspec.Struct, frozen=True, tag="generate"):
-    """A request whose prompt is empty; `prompt` holds the token ids."""
+    """A request whose prompt is empty; `prompt` holds the token ids. None: they are those of the Generate before."""
 
     request: GenerateRequest
-    prompt: bytes
+    prompt: bytes | None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -99,13 +99,16 @@ def decode_from_engine(payload: bytes | memoryview) -> FromEngine:
     return _from_engine.decode(payload)
 
 
-def pack_request(request: GenerateRequest) -> Generate:
-    tokens = np.array(request.prompt, dtype="<i4").tobytes()
+def pack_request(request: GenerateRequest, before: tuple[int, ...] | None = None) -> Generate:
+    """`before` is the prompt of the request sent before this one: forks share it, and it is not sent again."""
+    tokens = None if request.prompt is before else np.array(request.prompt, dtype="<i4").tobytes()
     return Generate(msgspec.structs.replace(request, prompt=()), tokens)
 
 
-def unpack_request(frame: Generate) -> GenerateRequest:
-    return msgspec.structs.replace(frame.request, prompt=tuple(np.frombuffer(frame.prompt, dtype="<i4").tolist()))
+def unpack_request(frame: Generate, before: tuple[int, ...] = ()) -> GenerateRequest:
+    """`before` is the prompt of the request that came before this one."""
+    prompt = before if frame.prompt is None else tuple(np.frombuffer(frame.prompt, dtype="<i4").tolist())
+    return msgspec.structs.replace(frame.request, prompt=prompt)
 
 
 def pack_outputs(outputs: list[Output]) -> Step:

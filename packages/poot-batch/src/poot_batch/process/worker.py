@@ -13,8 +13,10 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 
 from poot_batch.engine import Engine
 from poot_batch.errors import EngineError, RequestError, StartError
@@ -22,8 +24,9 @@ from poot_batch.faults import reach
 from poot_batch.process import frames
 from poot_batch.request import Output
 
-# Read between two steps: some thousand small frames at most, so that arrivals never hold up running rows for long.
 _READ_BYTES = 1 << 18
+# What arrivals may add to the gap between two steps. Only the largest requests take longer to be taken in.
+_TURN_SECONDS = 0.5
 # Undelivered bytes at which the loop stops stepping until the peer reads.
 _OUTBOX_LIMIT = 16 * 2**20
 
@@ -64,6 +67,7 @@ class _Peer:
         channel.setblocking(False)
         self._channel = channel
         self._reader = frames.FrameReader()
+        self._waiting: deque[bytes] = deque()
         self._outbox = bytearray()
         self.gone = False
 
@@ -87,26 +91,33 @@ class _Peer:
                 return
             del self._outbox[:sent]
 
-    def receive(self, timeout: float | None) -> list[frames.ToEngine]:
-        """Frames that are there, after waiting at most `timeout` seconds (None: until there is something)."""
+    def receive(self, timeout: float | None) -> frames.ToEngine | None:
+        """The next frame; None if there is no whole one, after waiting at most `timeout` seconds for any bytes (None:
+        until there are some, or the peer takes what waits for it)."""
+        if not self._waiting:
+            self._read(timeout)
+        return frames.decode_to_engine(self._waiting.popleft()) if self._waiting else None
+
+    def _read(self, timeout: float | None) -> None:
+        """Take what the socket has until that makes a frame."""
         writers = [self._channel] if self._outbox else []
         readable, writable, _ = select.select([self._channel], writers, [], timeout)
         if writable:
             self.flush()
-        if not readable:
-            return []
-        try:
-            data = self._channel.recv(_READ_BYTES)
-        except BlockingIOError:
-            return []
-        except OSError:
-            data = b""
-        if not data:
-            self.gone = True
-        return [frames.decode_to_engine(payload) for payload in self._reader.feed(data)]
+        while readable and not self._waiting and not self.gone:
+            try:
+                data = self._channel.recv(_READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            self.gone = not data
+            self._waiting.extend(self._reader.feed(data))
 
     def finish(self) -> None:
         """Send what is left, waiting for the peer as long as it reads."""
+        if not self._outbox:
+            return  # to send nothing, too, a full socket would be waited for
         self._channel.settimeout(5.0)
         try:
             self._channel.sendall(self._outbox)
@@ -121,10 +132,10 @@ def _start(peer: _Peer) -> Engine | None:
 
     config = None
     while config is None:
-        for frame in peer.receive(None):
-            if isinstance(frame, frames.Start):
-                config = frame.config
-        if peer.gone:
+        frame = peer.receive(None)
+        if isinstance(frame, frames.Start):
+            config = frame.config
+        elif peer.gone:
             return None
     try:
         engine, _ = build_engine(config, lambda phase, done, total: peer.send(frames.Progress(phase, done, total)))
@@ -147,17 +158,19 @@ def _start(peer: _Peer) -> Engine | None:
 class _Loop:
     """Step while there is work, wait for frames while there is none."""
 
-    def __init__(self, engine: Engine, peer: _Peer) -> None:
-        self._engine, self._peer = engine, peer
+    def __init__(self, engine: Engine, peer: _Peer, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._engine, self._peer, self._clock = engine, peer, clock
         self._ending = False
+        # Of the request that came last.
+        self._prompt: tuple[int, ...] = ()
 
     def run(self) -> int:
-        while not self._ending:
-            working = self._engine.busy and not self._peer.clogged
-            for frame in self._peer.receive(0 if working else None):
-                self._handle(frame)
+        while True:
+            self._hear()
             if self._peer.gone:
                 return 1
+            if self._ending:
+                break
             if self._engine.busy and not self._peer.clogged:
                 try:
                     self._deliver(self._engine.step())
@@ -168,6 +181,20 @@ class _Loop:
                     return 1
         self._peer.finish()
         return 0
+
+    def _hear(self) -> None:
+        """Handle the frames that are there, so that nothing waits behind a large request for one step after another.
+
+        The client goes on sending meanwhile: what is left when the time is over is for the next turn.
+        """
+        working = self._engine.busy and not self._peer.clogged
+        frame = self._peer.receive(0 if working else None)
+        until = self._clock() + _TURN_SECONDS
+        while frame is not None:
+            self._handle(frame)
+            if self._ending or self._clock() >= until:
+                return
+            frame = self._peer.receive(0)
 
     def _handle(self, frame: frames.ToEngine) -> None:
         match frame:
@@ -185,7 +212,8 @@ class _Loop:
                 raise ValueError("an engine starts once")
 
     def _submit(self, frame: frames.Generate) -> None:
-        request = frames.unpack_request(frame)
+        request = frames.unpack_request(frame, self._prompt)
+        self._prompt = request.prompt
         try:
             self._engine.submit(request)
         except RequestError as error:

@@ -52,10 +52,11 @@ class SpeculationParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
     """One sequence to continue. `id` is unique among the client's open requests; `prompt` holds token ids.
 
-    max_tokens None means the rest of the row's positions; 0, only with `prompt_logprobs`, means no token at all. `stop`
-    strings end the text before them (after them with `include_stop`); with any of them the engine delivers text, else
-    tokens alone, and `continues` says that this text goes on from the prompt's (a completion), so that its first space
-    stays. `credit` is how many tokens the client is ready to take before it grants more; None leaves the row unbounded.
+    max_tokens None means the rest of the row's positions; 0, only with `prompt_logprobs`, means no token at all, so
+    that the prompt may take all positions. `stop` strings end the text before them (after them with `include_stop`),
+    and so do `stop_token_ids`; with any stop string the engine delivers text, else tokens alone, and `continues` says
+    that this text goes on from the prompt's (a completion), so that its first space stays. `credit` is how many tokens
+    the client is ready to take before it grants more; None leaves the row unbounded.
 
     `prompt_logprobs` k asks for the log-probability of every prompt token but the first, given those before it, with
     the k most likely alternatives. `fork_of` is the id of an open request with the same prompt: this one waits until
@@ -99,10 +100,11 @@ def _check_lengths(request: GenerateRequest, info: EngineInfo) -> None:
     count = len(request.prompt)
     if count == 0:
         raise RequestError("the prompt holds no token", param="prompt")
-    if count >= info.max_seq:
+    scores_alone = request.max_tokens == 0 and request.prompt_logprobs is not None
+    if count > info.max_seq or (count == info.max_seq and not scores_alone):
+        left = "" if scores_alone else ", one of which must be left for the answer"
         raise ContextLengthError(
-            f"the prompt has {count} tokens, but this server runs sequences of {info.max_seq} positions, "
-            "one of which must be left for the answer",
+            f"the prompt has {count} tokens, but this server runs sequences of {info.max_seq} positions{left}",
             param="prompt",
         )
     # Not one by one: prompts are long.

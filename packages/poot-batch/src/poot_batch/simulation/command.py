@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from itertools import pairwise
+from typing import IO
 
 import msgspec
 
+from poot_batch.errors import CampaignError
 from poot_batch.simulation.campaign import Found, Tally, play, run_seeds
 from poot_batch.simulation.mutations import MUTATIONS, detect
 
@@ -41,7 +46,11 @@ def replay(seed: int, say: Say, *, trace: bool) -> bool:
 
 
 def campaign(first: int, seeds: int, processes: int, say: Say) -> bool:
-    """Play `seeds` seeds from `first` on; whether all of them held. A failing one is told at once."""
+    """Play `seeds` seeds from `first` on; whether all of them held. A failing one is told at once.
+
+    No more processes are started than there are seeds. Raises CampaignError when one of them fails.
+    """
+    processes = min(processes, seeds)
     began = shown = time.monotonic()
     told: set[int] = set()
 
@@ -102,20 +111,33 @@ def _told(found: Found) -> str:
 
 
 def _spread(first: int, seeds: int, processes: int, progress: Callable[[int, Iterable[Found]], None]) -> Tally:
-    """Each process plays a range of its own."""
+    """Each process plays a range of its own. When one fails, or what they tell cannot be told, all are ended."""
     borders = [first + seeds * n // processes for n in range(processes + 1)]
     parts: dict[int, Tally] = {}
     gate = threading.Lock()
+    players: list[_Player] = []
 
     def follow(index: int) -> None:
-        for part in _reports(borders[index], borders[index + 1] - borders[index]):
+        def take(part: _Report) -> None:
             found = [Found(*each) for each in part.found]
             with gate:
                 parts[index] = Tally(part.seeds, found, Counter(part.seen))
                 progress(sum(each.seeds for each in parts.values()), found)
 
-    with ThreadPoolExecutor(processes) as pool:
-        list(pool.map(follow, range(processes)))
+        players[index].follow(take)
+
+    with ExitStack() as files, ThreadPoolExecutor(processes) as pool:
+        try:
+            for low, high in pairwise(borders):
+                players.append(_Player(low, high - low, files.enter_context(tempfile.TemporaryFile())))
+            following = [pool.submit(follow, index) for index in range(processes)]
+            done, _ = wait(following, return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+        except BaseException:
+            for player in players:
+                player.process.kill()
+            raise
     whole = Tally()
     for part in parts.values():
         whole.seeds += part.seeds
@@ -124,11 +146,23 @@ def _spread(first: int, seeds: int, processes: int, progress: Callable[[int, Ite
     return whole
 
 
-def _reports(first: int, seeds: int) -> Iterator[_Report]:
-    words = ["-m", "poot_batch.cli", "simulate", "--first", str(first), "--seeds", str(seeds), "--part"]
-    with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        for line in child.stdout:
-            yield msgspec.json.decode(line, type=_Report)
-    if child.returncode:
-        raise subprocess.CalledProcessError(child.returncode, words)
+class _Player:
+    """A process that plays a range of seeds. Its complaints go to a file, so that the last can be said in a line."""
+
+    def __init__(self, first: int, seeds: int, complaints: IO[bytes]) -> None:
+        self._what = f"the process that played seeds {first} to {first + seeds - 1}"
+        self._complaints = complaints
+        words = ["-m", "poot_batch.cli", "simulate", "--first", str(first), "--seeds", str(seeds), "--part"]
+        self.process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, stderr=complaints)
+
+    def follow(self, take: Callable[[_Report], None]) -> None:
+        """Give every report to `take`, until the process ends. Raises CampaignError when it does not end well."""
+        with self.process as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                take(msgspec.json.decode(line, type=_Report))
+            if process.wait():
+                self._complaints.seek(0)
+                said = self._complaints.read().decode(errors="replace").split("\n")
+                last = next((line for line in reversed(said) if line.strip()), "it says nothing")
+                raise CampaignError(f"{self._what} ended with {process.returncode}: {last.strip()}")

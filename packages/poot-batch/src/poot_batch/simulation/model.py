@@ -96,7 +96,7 @@ class Alone:
         for count in range(1, most + 1):
             token, self.sampled = self._next(), count
             may_stop = count > request.min_tokens
-            if token in stops and may_stop:
+            if token in stops and may_stop and (token in ENDS or not request.include_stop):
                 if request.sampling.logprobs is not None:
                     self.end_chance = (token, chance_of(self._digest, token))
                 return text, "stop"
@@ -111,4 +111,6 @@ class Alone:
             found = [stop for stop in request.stop if text.endswith(stop, unstoppable)]
             if found:
                 return text if request.include_stop else text[: -max(map(len, found))], "stop"
+            if token in stops:
+                return text, "stop"
         return text, "length"

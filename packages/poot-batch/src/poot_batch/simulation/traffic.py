@@ -108,7 +108,7 @@ class Traffic:
             before = random.choice(self.said) if self.said and random.random() < 0.5 else random.choice(self._systems)
             # At times the very same again, which leaves nothing new to run.
             tail = before + tail if random.random() < 0.8 else before
-        return tail[: self._max_seq - 1]
+        return tail[: self._max_seq]
 
     def requests(self, recent: list[int]) -> list[GenerateRequest]:
         """The next arrivals: one request, or the choices of one prompt. `recent` are ids that a fork may name."""
@@ -126,9 +126,10 @@ class Traffic:
         random, rates = self._random, self._rates
         chance = random.random
         room = self._max_seq - len(prompt)
-        scored = chance() < rates.scored
+        # A prompt that leaves no room can only be scored.
+        scored = chance() < rates.scored or not room
         most = random.choice((None, 1, 2, 3, 6, 6, 12, 20))
-        if scored and chance() < 0.5:
+        if scored and (chance() < 0.5 or not room):
             most = 0
         if rates.crowd:
             most = 2

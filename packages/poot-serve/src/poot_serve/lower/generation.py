@@ -113,7 +113,11 @@ def _n(fields: GenerationFields) -> int:
     n = 1 if fields.n is None else fields.n
     if not 1 <= n <= MAX_N:
         raise FieldError(f"n must be between 1 and {MAX_N}, not {n}", param="n")
-    if fields.best_of not in (None, 1, n):
+    best_of = n if fields.best_of is None else fields.best_of
+    if best_of < n:
+        least = "at least 1" if best_of < 1 else f"no less than n, {n}"
+        raise FieldError(f"best_of must be {least}, not {best_of}", param="best_of")
+    if best_of > n:
         raise UnsupportedFieldError(
             "best_of is not supported by this server: it gives every choice that it makes; ask for them with n",
             param="best_of",

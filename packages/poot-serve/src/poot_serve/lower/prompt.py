@@ -18,7 +18,7 @@ def prompt_tokens(
 ) -> tuple[int, ...]:
     """Raises ContextLengthError, before the work of encoding, for a text that must have too many tokens."""
     least = len(text) // tokenizer.longest
-    if least >= info.max_seq:
+    if least > info.max_seq:  # one of as many may yet be echoed alone
         raise ContextLengthError(
             f"the prompt has {len(text)} characters, so at least {least} tokens, but this server runs sequences of "
             f"{info.max_seq} positions",

@@ -9,9 +9,10 @@ from poot_serve.errors import FieldError
 from poot_serve.lower.conversation import rendered
 from poot_serve.protocol.tokens import DetokenizedPrompt, DetokenizeRequest, TokenizeRequest, Tokens
 
-# Characters of a text and tokens of a list: above any model's positions, and below what would hold a thread for long.
-MAX_CHARS = 1 << 20
-MAX_TOKENS = 1 << 20
+# Characters of a text and tokens of a list: what would not hold a thread for long, and fits a body of 4 MiB and of a
+# million JSON values.
+MAX_CHARS = 1 << 19
+MAX_TOKENS = 1 << 19
 
 
 def tokenized(wire: TokenizeRequest, text: TextModel, info: EngineInfo) -> Tokens:

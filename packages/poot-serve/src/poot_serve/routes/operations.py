@@ -6,7 +6,6 @@ from prometheus_client.metrics_core import Metric
 from starlette.requests import Request
 from starlette.responses import Response
 
-from poot_batch.errors import EngineDeadError
 from poot_serve import __version__
 from poot_serve.metrics import PROMETHEUS_TYPE, to_json, to_prometheus
 from poot_serve.protocol.models import Health
@@ -33,15 +32,13 @@ class OperationRoutes:
         return json_response(health, status=200 if health.status == "serving" else 503)
 
     async def metrics(self, request: Request) -> Response:
+        """503 when the engine does not answer: figures without its own would look like those of an idle server."""
         return json_response(to_json(await self._families()))
 
     async def prometheus(self, request: Request) -> Response:
+        """503 as for `metrics`, so that the scrape fails."""
         return Response(to_prometheus(await self._families()), headers={"content-type": PROMETHEUS_TYPE})
 
     async def _families(self) -> list[Metric]:
         engine = self._service.engine
-        try:
-            stats = await engine.stats()
-        except EngineDeadError:
-            stats = None
-        return self._service.metrics.families(engine.info, stats)
+        return self._service.metrics.families(engine.info, await engine.stats())
