@@ -120,8 +120,9 @@ async def run_round(url: str, plans: list[Plan], at_once: int) -> Counter[str]:
 
 def filling_plans(rows: int) -> list[Plan]:
     """Prompts that together write every block of the cache once: a pool's pages are the process's only when touched."""
-    prompt = [10 + index % 1000 for index in range(MAX_SEQ - 1)]
-    return [Plan("/v1/completions", {"prompt": prompt, "max_tokens": 1, "stream": False})] * rows
+    # No two begin alike: what they had in common would be shared.
+    prompts = [[10 + (row + index) % 1000 for index in range(MAX_SEQ - 1)] for row in range(rows)]
+    return [Plan("/v1/completions", {"prompt": prompt, "max_tokens": 1, "stream": False}) for prompt in prompts]
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,14 @@ def test_ids_are_those_of_the_original_tokenizer(load: Load, name: str) -> None:
         assert tokenizer.decode(ids) == text
 
 
+def test_tokens_that_no_merges_make() -> None:
+    # The id is that of Llama 3's own tokenizer. SmolLM3 has its vocabulary under the other name.
+    metadata = GgufFile(DATA / "ggml-vocab-llama-bpe.gguf").metadata
+    for name in ("llama-bpe", "smaug-bpe"):
+        tokenizer = gguf_tokenizer({**metadata, "tokenizer.ggml.pre": name})
+        assert tokenizer.encode(" Vi\u1ec7t", add_special=False) == [101798]
+
+
 @pytest.mark.parametrize(
     ("name", "about"),
     [

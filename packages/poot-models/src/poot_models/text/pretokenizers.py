@@ -1,8 +1,11 @@
 """Pre-tokenizers of byte-level BPE vocabularies, by their GGUF name.
 
-A GGUF file names its pre-tokenizer in ``tokenizer.ggml.pre``; the patterns are those of the models' own
-``tokenizer.json`` files, and the grouping of names is llama.cpp's (``llama_vocab::impl::load``). A name that is not
-here is refused: a wrong pattern gives plausible, wrong token ids.
+A GGUF file names its pre-tokenizer in ``tokenizer.ggml.pre``. The patterns are those of the models' own
+``tokenizer.json`` files, as llama.cpp states them (``llm_tokenizer_bpe``; the model that a name comes from stands in
+its ``convert_hf_to_gguf_update.py``), and the grouping of names is llama.cpp's (``llama_vocab::impl::load``). A name
+that is not here is refused: a wrong pattern gives plausible, wrong token ids. Not here are the names of encoders for
+embeddings (``jina-*``, ``roberta-bpe``, ``modern-bert``, ``whitespace``, ``granite-embed-*``), of vocabularies that are
+not byte-level (``gemma4``, ``sarvam-moe``), and ``afmoe``, ``chameleon`` and ``superbpe``.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from dataclasses import dataclass
 
 from poot_models.errors import TokenizerError
 
-__all__ = ["Pretokenizer", "pretokenizer"]
+__all__ = ["KNOWN", "Pretokenizer", "pretokenizer"]
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -26,9 +29,38 @@ _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LEAD = r"[^\r\n\p{L}\p{N}]?"
 _TEKKEN = rf"{_LEAD}{_UPPER}*{_LOWER}+|{_LEAD}{_UPPER}+{_LOWER}*|\p{{N}}" + _CASED_TAIL
-_GPT4O = (
-    rf"{_LEAD}{_UPPER}*{_LOWER}+{_CONTRACTION}?|{_LEAD}{_UPPER}+{_LOWER}*{_CONTRACTION}?|\p{{N}}{{1,3}}" + _CASED_TAIL
+_CASED = rf"{_LEAD}{_UPPER}*{_LOWER}+{_CONTRACTION}?|{_LEAD}{_UPPER}+{_LOWER}*{_CONTRACTION}?|"
+_GPT4O = _CASED + r"\p{N}{1,3}" + _CASED_TAIL
+# Kimi K2 (tokenization_kimi.py): Chinese characters are runs of their own, and no part of a word.
+_NOT_HAN_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_NOT_HAN_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_KIMI_K2 = (
+    rf"\p{{Han}}+|{_LEAD}{_NOT_HAN_UPPER}*{_NOT_HAN_LOWER}+{_CONTRACTION}?"
+    rf"|{_LEAD}{_NOT_HAN_UPPER}+{_NOT_HAN_LOWER}*{_CONTRACTION}?|\p{{N}}{{1,3}}" + _TAIL
 )
+# Digits in threes from the right, where they end a word (Tiny Aya). The model's own pattern,
+# \d{1,3}(?=(?:\d{3})*\b), looks at the rest of the digits again for every three of them; these two look once: the first
+# isolates the digits, the second cuts off the one or two that are over, and the pattern after them counts threes.
+_TINY_AYA = (r"(?<!\d)\d++\b", r"\A\d{1,2}(?=(?:\d{3})*+\z)", _GPT4O)
+_YOUTU = (
+    "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+    "|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    _CASED + r"\p{N}" + _CASED_TAIL,
+)
+_JAIS2 = (
+    _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)"
+    r"|\s{1,2}(?!\S)|\s{1}"
+)
+_MINICPM5 = (r"\p{N}{1,3}", _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+" + _TAIL)
+# Ling writes its quantifiers possessive, which changes no match here.
+_BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+_EXAONE_MOE = (
+    _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_UFAKZEKA = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _TAIL
+_BLOOM = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 _SEED_CODER = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 # Cased letters of Unicode 11 or so, as DeepSeek's file lists them; escaped, for an editor that normalises text would
 # change some of them.
@@ -56,12 +88,13 @@ _DEEPSEEK_LLM = (
     r"\p{N}+",
 )
 _DEEPSEEK_CODER = ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, r"\p{N}")
-_DEEPSEEK_V3 = (
-    r"\p{N}{1,3}",
-    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+_MARK_AND_WORD = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"
 )
+_MARKED = _MARK_AND_WORD + r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CHINESE_JAPANESE = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+_DEEPSEEK_V3 = (r"\p{N}{1,3}", _CHINESE_JAPANESE, _MARKED)
+_SPARK = (r"\p{N}{1,3}", _CHINESE_JAPANESE, _MARK_AND_WORD + r"|[\r\n]|\s+(?!\S)|\s+", r"\p{N}")
 # llama.cpp's own fallback, also for files that name none.
 _DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
 _FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")
@@ -107,20 +140,37 @@ _GROUPS: tuple[tuple[Pretokenizer, tuple[str, ...]], ...] = (
         Pretokenizer((_LLAMA3,), ignore_merges=True, add_bos=True),
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
     ),
-    (Pretokenizer((_LLAMA3,)), ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe")),
+    (Pretokenizer((_LLAMA3,)), ("dbrx", "chatglm-bpe")),
+    # "smaug-bpe" is what a converter calls Llama 3's vocabulary where no BOS is added (SmolLM3). llama.cpp only merges
+    # it, and so never makes several hundred tokens that such a model was trained on.
+    (Pretokenizer((_LLAMA3,), ignore_merges=True), ("smaug-bpe", "glm4", "glm5")),
     (
         Pretokenizer((_QWEN2,)),
-        ("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"),
+        ("qwen2", "deepseek-r1-qwen", "f2llmv2", "kormo", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"),
     ),
     (Pretokenizer((_QWEN35,)), ("qwen35",)),
     (Pretokenizer(_DEEPSEEK_LLM), ("deepseek-llm",)),
     (Pretokenizer(_DEEPSEEK_CODER), ("deepseek-coder",)),
-    (Pretokenizer(_DEEPSEEK_V3), ("deepseek-v3", "hunyuan-dense", "joyai-llm")),
+    (Pretokenizer(_DEEPSEEK_V3), ("deepseek-v3", "hunyuan-dense", "hy_v4", "joyai-llm")),
+    (Pretokenizer(_SPARK), ("spark2_5",)),
     (Pretokenizer((_TEKKEN,), ignore_merges=True, add_bos=True), ("tekken",)),
-    (Pretokenizer((_GPT4O,)), ("gpt-4o", "llama4", "kanana2", "minimax-m2")),
+    (Pretokenizer((_GPT4O,)), ("gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie")),
+    (Pretokenizer((_KIMI_K2,)), ("kimi-k2",)),
+    (Pretokenizer(_TINY_AYA), ("tiny_aya", "cohere2moe")),
+    (Pretokenizer(_YOUTU, ignore_merges=True), ("youtu",)),
+    (Pretokenizer((_JAIS2,)), ("jais-2",)),
+    (Pretokenizer(_MINICPM5, ignore_merges=True), ("minicpm5",)),
+    (Pretokenizer((_BAILING,)), ("bailingmoe", "bailingmoe2", "llada-moe")),
+    (Pretokenizer((_EXAONE_MOE,)), ("exaone-moe",)),
+    (Pretokenizer((_UFAKZEKA,)), ("ufakzeka",)),
+    (Pretokenizer((r"[^\n]+|[\n]+", _QWEN2)), ("laguna",)),
+    (Pretokenizer((_BLOOM,)), ("bloom", "gpt3-finnish", "poro-chat")),
+    (Pretokenizer((_BLOOM, r"\p{N}")), ("viking",)),
     (Pretokenizer((_SEED_CODER,)), ("seed-coder",)),
     (Pretokenizer(_FALCON), ("falcon",)),
 )
+
+KNOWN: tuple[str, ...] = tuple(sorted(name for _, names in _GROUPS for name in names))
 
 
 def pretokenizer(name: str) -> Pretokenizer:
@@ -131,7 +181,7 @@ def pretokenizer(name: str) -> Pretokenizer:
     for found, names in _GROUPS:
         if name in names:
             return found
-    known = ", ".join(sorted(name for _, names in _GROUPS for name in names if name))
+    known = ", ".join(filter(None, KNOWN))
     raise TokenizerError(
         f"tokenizer.ggml.pre names the pre-tokenizer {name[:64]!r}, which poot does not know (it knows: {known}); "
         "use the safetensors form of the model, whose tokenizer.json describes its pre-tokenizer itself"
