@@ -47,9 +47,19 @@ def configure(fields: Fields) -> DecoderConfig:
     )
 
 
-def layer(b: DecoderBuilder, index: int, h: Value) -> Value:
+# Beside what all decoders have; Gemma 3 has them too.
+TENSORS = {
+    **DECODER_TENSORS,
+    "blk.{}.post_attention_norm": "model.layers.{}.post_attention_layernorm",
+    "blk.{}.ffn_norm": "model.layers.{}.pre_feedforward_layernorm",
+    "blk.{}.post_ffw_norm": "model.layers.{}.post_feedforward_layernorm",
+}
+
+
+def layer(b: DecoderBuilder, index: int, h: Value, *, qk_norm: bool = False) -> Value:
+    """Norms before and after each part; `qk_norm` is Gemma 3's addition."""
     name, hidden = f"blk.{index}.", b.config.hidden
-    x = b.attention(index, b.norm(h, f"{name}attn_norm"))
+    x = b.attention(index, b.norm(h, f"{name}attn_norm"), qk_norm=qk_norm)
     x = b.linear(x, (f"{name}attn_output", hidden))
     h = b.add(h, b.norm(x, f"{name}post_attention_norm"))
     x = b.norm(h, f"{name}ffn_norm")
@@ -58,14 +68,4 @@ def layer(b: DecoderBuilder, index: int, h: Value) -> Value:
     return b.add(h, b.norm(x, f"{name}post_ffw_norm"))
 
 
-FAMILY = Family(
-    "gemma2",
-    configure,
-    layer,
-    {
-        **DECODER_TENSORS,
-        "blk.{}.post_attention_norm": "model.layers.{}.post_attention_layernorm",
-        "blk.{}.ffn_norm": "model.layers.{}.pre_feedforward_layernorm",
-        "blk.{}.post_ffw_norm": "model.layers.{}.post_feedforward_layernorm",
-    },
-)
+FAMILY = Family("gemma2", configure, layer, TENSORS)

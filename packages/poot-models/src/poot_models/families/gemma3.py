@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from poot_executor.ir import Value
+from functools import partial
+
 from poot_executor.ops import RotarySpec
-from poot_models.blocks import DecoderBuilder, DecoderConfig, LayerSpec, Rotary
-from poot_models.families.family import DECODER_TENSORS, Family
+from poot_models.blocks import DecoderConfig, LayerSpec, Rotary
+from poot_models.families import gemma2
+from poot_models.families.family import Family
 from poot_models.families.fields import Fields
 from poot_models.families.rotary import rotary
 from poot_models.families.windows import windows
@@ -56,27 +58,13 @@ def _local_rotary(fields: Fields, head_dim: int) -> Rotary:
     return RotarySpec.plain(head_dim, base)
 
 
-def layer(b: DecoderBuilder, index: int, h: Value) -> Value:
-    name, hidden = f"blk.{index}.", b.config.hidden
-    x = b.attention(index, b.norm(h, f"{name}attn_norm"), qk_norm=True)
-    x = b.linear(x, (f"{name}attn_output", hidden))
-    h = b.add(h, b.norm(x, f"{name}post_attention_norm"))
-    x = b.norm(h, f"{name}ffn_norm")
-    x = b.gated(x, f"{name}ffn_gate", f"{name}ffn_up", b.config.layers[index].ff)
-    x = b.linear(x, (f"{name}ffn_down", hidden))
-    return b.add(h, b.norm(x, f"{name}post_ffw_norm"))
-
-
 FAMILY = Family(
     "gemma3",
     configure,
-    layer,
+    partial(gemma2.layer, qk_norm=True),
     {
-        **DECODER_TENSORS,
+        **gemma2.TENSORS,
         "blk.{}.attn_q_norm": "model.layers.{}.self_attn.q_norm",
         "blk.{}.attn_k_norm": "model.layers.{}.self_attn.k_norm",
-        "blk.{}.post_attention_norm": "model.layers.{}.post_attention_layernorm",
-        "blk.{}.ffn_norm": "model.layers.{}.pre_feedforward_layernorm",
-        "blk.{}.post_ffw_norm": "model.layers.{}.post_feedforward_layernorm",
     },
 )
