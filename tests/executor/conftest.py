@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 
 from poot_executor.devices import Live
 from poot_executor.encodings import Dense, WeightSource
@@ -30,7 +32,9 @@ from poot_executor.ops import (
     Split,
     UnpackStep,
 )
+from poot_executor.ops.base import dense_weight
 from poot_executor.programs import RowTableShape
+from poot_executor.testing import interpret
 
 
 @dataclass(frozen=True)
@@ -173,3 +177,26 @@ class Decoder:
 def decoder() -> type[Decoder]:
     """The decoder's class: `decoder(layers=3)`."""
     return Decoder
+
+
+@pytest.fixture
+def same() -> Callable[..., None]:
+    """`same(before, after, tokens=3)`: both graphs give the same outputs on the same noise."""
+    return _same
+
+
+def _same(before: Graph, after: Graph, *, tokens: int, tolerance: float | None = None) -> None:
+    """To `tolerance`, relative and absolute; None is that of torch for the type."""
+    verify(after)
+    noise = torch.Generator().manual_seed(3)
+    weights = {
+        value.name: dense_weight(value.name, torch.randn(value.type.shape, generator=noise))
+        for value in before.values
+        if value.encoding is not None
+    }
+    inputs = {before.values[i].name: torch.randn(before.values[i].type.shape, generator=noise) for i in before.inputs}
+    live = Live(tokens=tokens)
+    found, wanted = (interpret(g, live=live, inputs=inputs, weights=weights).outputs for g in (after, before))
+    assert found.keys() == wanted.keys() and wanted
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name], rtol=tolerance, atol=tolerance)
