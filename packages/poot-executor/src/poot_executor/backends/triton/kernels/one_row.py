@@ -12,7 +12,7 @@ import triton.language as tl
 from poot_executor.backends.triton.kernels.gated import GatedLinearKernel
 from poot_executor.backends.triton.kernels.kernel import TRITON_KERNELS, begin_kernel, view
 from poot_executor.backends.triton.kernels.linear import LinearKernel
-from poot_executor.backends.triton.kernels.products import GATES, gated
+from poot_executor.backends.triton.kernels.pointwise import GATES, gated
 from poot_executor.kernels.kernel import Operands, Site
 from poot_executor.ops import GatedLinear, Linear
 

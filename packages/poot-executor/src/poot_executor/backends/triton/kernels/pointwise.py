@@ -16,6 +16,8 @@ from poot_executor.ops import Add, GatedActivation, Mul, Scale, SoftCap
 from poot_executor.ops.pointwise import Activation
 
 _ADD, _MUL, _SCALE, _SOFTCAP = range(4)
+# Activations of a gate, as kernels know them; 0 is none.
+GATES = {None: 0, "silu": 1, "gelu_tanh": 2}
 
 
 @triton.jit
@@ -106,7 +108,16 @@ class SoftCapKernel(_Elementwise):
 
 
 @triton.jit
-def _gated(x, out, live, pitch, width, LIVE: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def gated(value, up, GATE: tl.constexpr):
+    """SiLU or, if GATE is 2, the tanh form of GELU, times `up`."""
+    inner = value
+    if GATE == 2:
+        inner = 1.5957691216057308 * (value + 0.044715 * value * value * value)
+    return value * tl.sigmoid(inner) * up
+
+
+@triton.jit
+def _gated(x, out, live, pitch, width, LIVE: tl.constexpr, GATE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     row = tl.program_id(0)
     count = tl.load(live + LIVE)
     begin_kernel(PDL)
@@ -115,10 +126,7 @@ def _gated(x, out, live, pitch, width, LIVE: tl.constexpr, GELU: tl.constexpr, B
         mask = at < width
         gate = tl.load(x + row * pitch + at, mask=mask).to(tl.float32)
         up = tl.load(x + row * pitch + width + at, mask=mask).to(tl.float32)
-        u = gate
-        if GELU:
-            u = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-        tl.store(out + row * width + at, gate * tl.sigmoid(u) * up, mask=mask)
+        tl.store(out + row * width + at, gated(gate, up, GATE), mask=mask)
 
 
 def gate_rows(
@@ -128,8 +136,8 @@ def gate_rows(
     rows, width = prod(out.shape[:-1]), out.shape[-1]
     block = min(1024, triton.next_power_of_2(width))
     grid = (rows, triton.cdiv(width, block))
-    pitch, live, gelu = x.stride(0), device.live, activation == "gelu_tanh"
-    return lambda: _gated[grid](x, out, live, pitch, width, LIVE=index, GELU=gelu, BLOCK=block, **device.launch)
+    pitch, live, gate = x.stride(0), device.live, GATES[activation]
+    return lambda: _gated[grid](x, out, live, pitch, width, LIVE=index, GATE=gate, BLOCK=block, **device.launch)
 
 
 @TRITON_KERNELS.register(GatedActivation)

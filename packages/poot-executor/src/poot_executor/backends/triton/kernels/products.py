@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from poot_executor.backends.triton.kernels.pointwise import GATES, gated
 from poot_executor.ops.deferred import SQUARES
 
 # Rows of a step up to which these products are faster than the library's, which has no dependent launch.
@@ -27,8 +28,6 @@ MOST_ROWS = 64
 
 # More multiprocessors than any device has.
 _MOST_PROCESSORS = 512
-
-GATES = {None: 0, "silu": 1, "gelu_tanh": 2}
 
 
 @triton.jit
@@ -38,15 +37,6 @@ def _all_parts(parts, where, inside, size, splits, BN: tl.constexpr, BM: tl.cons
     for i in range(splits):
         value += tl.load(parts + i * size + where, mask=inside, other=0.0, cache_modifier=".cg")
     return value
-
-
-@triton.jit
-def gated(value, up, GATE: tl.constexpr):
-    """SiLU or, if GATE is 2, the tanh form of GELU, times `up`."""
-    inner = value
-    if GATE == 2:
-        inner = 1.5957691216057308 * (value + 0.044715 * value * value * value)
-    return value * tl.sigmoid(inner) * up
 
 
 @triton.jit
