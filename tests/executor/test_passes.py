@@ -10,8 +10,21 @@ import pytest
 import torch
 
 from poot_executor.encodings import Dense
-from poot_executor.ir import DType, Graph, GraphBuilder, verify
-from poot_executor.ops import Add, AddRmsNorm, GatedActivation, GatedLinear, Linear, RmsNorm, Scale, Split
+from poot_executor.ir import DType, Graph, GraphBuilder, Value, verify
+from poot_executor.ops import (
+    Add,
+    AddRmsNorm,
+    Clamp,
+    GatedActivation,
+    GatedLinear,
+    Gelu,
+    LayerNorm,
+    Linear,
+    ResidualLinear,
+    RmsNorm,
+    Scale,
+    Split,
+)
 from poot_executor.ops.pointwise import Activation
 from poot_executor.passes import PASSES, fuse_add_norm, fuse_gated, fuse_linears
 from poot_executor.testing import interpret
@@ -182,3 +195,77 @@ def test_a_decoder_is_the_same_after_all_passes(decoder: Any, window: int | None
         torch.testing.assert_close(run_both[1].states[name], wanted)
     assert np.isfinite(run_both[0].states["rows.hidden"].numpy()).all()
     assert run_both[0].states["rows.hidden"][:2].abs().sum() > 0
+
+
+WIDTH = 72  # more than the columns whose squares are summed together
+
+
+class Block:
+    """Two layers of a decoder without their attention, of which only the products and the order matter here."""
+
+    def __init__(self, norm: str, bias: bool, gate: bool, beside: bool) -> None:
+        self.builder = GraphBuilder("g")
+        self._norm, self._bias, self._gate, self._weights = norm, bias, gate, 0
+        h = self.builder.input("x", (3, WIDTH), DType.ACT, "tokens")
+        for _ in range(2):
+            h = self.side_by_side(h) if beside else self.one_by_one(h)
+        last = self.builder.apply(Linear(out=DType.F32), self.norm(h), self.weight(5, WIDTH))
+        self.builder.output("logits", self.builder.apply(Scale(0.5), last))
+        self.graph = self.builder.finish()
+        verify(self.graph)
+
+    def weight(self, *shape: int) -> Value:
+        self._weights += 1
+        return self.builder.weight(f"w{self._weights}", shape, F32)
+
+    def norm(self, x: Value) -> Value:
+        if self._norm == "rms":
+            return self.builder.apply(RmsNorm(1e-5), x, self.weight(WIDTH))
+        count = {"layer": 1, "layer+bias": 2}.get(self._norm, 0)
+        weights = [self.weight(WIDTH) for _ in range(count)]
+        return self.builder.apply(LayerNorm(1e-5, weight=count > 0, bias=count > 1), x, *weights)
+
+    def linear(self, x: Value, *widths: int) -> Value:
+        weights = [self.weight(width, x.type.shape[1]) for width in widths]
+        biases = [self.weight(width) for width in widths] if self._bias else []
+        return self.builder.apply(Linear(len(widths), self._bias), x, *weights, *biases)
+
+    def mixed(self, x: Value) -> Value:
+        """Queries, keys and values, clipped; their sum; and the product that follows attention."""
+        qkv = self.builder.apply(Clamp(1.5), self.linear(x, 24, 24, 24))
+        q, k, v = self.builder.apply_many(Split((24, 24, 24)), qkv)
+        return self.linear(self.builder.apply(Add(), self.builder.apply(Add(), q, k), v), WIDTH)
+
+    def fed(self, x: Value) -> Value:
+        if self._gate:
+            return self.linear(self.builder.apply(GatedActivation("silu"), self.linear(x, 40, 40)), WIDTH)
+        return self.linear(self.builder.apply(Gelu("tanh"), self.linear(x, 40)), WIDTH)
+
+    def one_by_one(self, h: Value) -> Value:
+        h = self.builder.apply(Add(), h, self.mixed(self.norm(h)))
+        return self.builder.apply(Add(), h, self.fed(self.norm(h)))
+
+    def side_by_side(self, h: Value) -> Value:
+        x = self.norm(h)
+        return self.builder.apply(Add(), self.builder.apply(Add(), h, self.mixed(x)), self.fed(x))
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer", "layer+bias", "layer bare"])
+@pytest.mark.parametrize("beside", [False, True], ids=["one by one", "side by side"])
+@pytest.mark.parametrize("gate", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize("bias", [False, True], ids=["", "biases"])
+def test_layers_are_the_same_after_all_passes(norm: str, beside: bool, gate: bool, bias: bool, same: Any) -> None:
+    """After each of them in turn."""
+    graph = fused = Block(norm, bias, gate, beside).graph
+    for step in PASSES:
+        fused = step.run(fused)
+        same(graph, fused, tokens=2, tolerance=1e-4)
+    found = Counter(type(node.op) for node in fused.nodes)
+    # Sums that a norm for products follows: of four norms all but the first, or that of the second layer.
+    sums = (1 if beside else 3) if norm == "rms" else 0
+    assert found[ResidualLinear] == (0 if bias else sums)
+    # Of those that follow a sum none stands alone any more, whatever took it.
+    assert found[RmsNorm] == (norm == "rms")
+    # Layer norms stay as they are: what is put off is a root mean square alone.
+    assert found[LayerNorm] == (0 if norm == "rms" else 3 if beside else 5)
+    assert found[Clamp] == 2

@@ -6,8 +6,8 @@ from poot_executor.ops.catalogue import all_ops
 from poot_executor.ops.deferred import NormedGatedLinear, NormedLinear, ResidualLinear
 from poot_executor.ops.gather import GatherRows, KeepLast, SlotMap
 from poot_executor.ops.linear import Embed, GatedLinear, Linear
-from poot_executor.ops.norm import AddRmsNorm, RmsNorm
-from poot_executor.ops.pointwise import Add, GatedActivation, Mul, Scale, SoftCap
+from poot_executor.ops.norm import AddRmsNorm, LayerNorm, RmsNorm
+from poot_executor.ops.pointwise import Add, Clamp, GatedActivation, Gelu, Mul, Scale, SoftCap, XIelu
 from poot_executor.ops.rotary import RotaryKvWrite, RotarySpec, RotaryTable
 from poot_executor.ops.rows import CommitTokens, OpenRow, RowLayout, UnpackStep, WriteHistory
 from poot_executor.ops.sampling import AdjustLogits, Draw, Greedy, TopLogProbs
@@ -18,6 +18,7 @@ __all__ = [
     "AddRmsNorm",
     "AdjustLogits",
     "AttentionPlan",
+    "Clamp",
     "CommitTokens",
     "Draw",
     "Embed",
@@ -25,9 +26,11 @@ __all__ = [
     "GatedActivation",
     "GatedLinear",
     "GatherRows",
+    "Gelu",
     "Greedy",
     "Into",
     "KeepLast",
+    "LayerNorm",
     "Linear",
     "Mul",
     "NormedGatedLinear",
@@ -49,5 +52,6 @@ __all__ = [
     "TopLogProbs",
     "UnpackStep",
     "WriteHistory",
+    "XIelu",
     "all_ops",
 ]

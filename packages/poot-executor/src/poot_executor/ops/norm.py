@@ -1,4 +1,4 @@
-"""Root mean square norms (arXiv 1910.07467)."""
+"""Root mean square norms (arXiv 1910.07467) and layer norms (arXiv 1607.06450)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from poot_executor.ops.base import Example, Tolerance, dense_weight, floats, req
 
 if TYPE_CHECKING:
     import torch
+
+    from poot_executor.encodings.types import WeightSource
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
@@ -93,3 +95,62 @@ class AddRmsNorm(Op):
             )
 
         return (case(cls(1e-5), 4, 64), case(cls(1e-6, 1.0), 2, 640))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm(Op):
+    """(x - mean) / sqrt(variance + eps) [* weight] [+ bias] over the last dimension, in float32.
+
+    Inputs: x (..., D), the weight if `weight`, the bias if `bias`. Both are (D,), or (H, D) for x (T, H, D) whose heads
+    have weights of their own (Command-R).
+    """
+
+    eps: float
+    weight: bool = True
+    bias: bool = False
+
+    tolerance: ClassVar = Tolerance(2e-5, 1e-5)
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        x, *weights = inputs
+        require(len(weights) == self.weight + self.bias, self, f"{len(weights)} weights and biases given")
+        for weight in weights:
+            fits = weight.shape in (x.shape[-1:], x.shape[1:]) and weight.shape == weights[0].shape
+            require(fits, self, f"weight {weight} does not fit {x}")
+        return (x,)
+
+    def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        import torch
+
+        x, *weights = inputs
+        centred = x.float() - x.float().mean(-1, keepdim=True)
+        result = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + self.eps)
+        if self.weight:
+            result = result * weights[0]
+        return (result + weights[-1] if self.bias else result,)
+
+    @classmethod
+    def examples(cls) -> tuple[Example, ...]:
+        return (
+            _layer_norm_case(cls(1e-5), (4, 64), (64,)),
+            _layer_norm_case(cls(1e-5, bias=True), (5, 40), (40,)),
+            _layer_norm_case(cls(1e-5, weight=False), (3, 72), ()),
+            _layer_norm_case(cls(1e-5, weight=False, bias=True), (1, 48), (48,)),
+            _layer_norm_case(cls(1e-5), (4, 3, 24), (3, 24)),
+            _layer_norm_case(cls(1e-6, bias=True), (3, 2, 16), (2, 16)),
+            _layer_norm_case(cls(1e-6, bias=True), (3, 2, 16), (16,)),
+            _layer_norm_case(cls(1e-5, bias=True), (2, 640), (640,)),
+        )
+
+
+def _layer_norm_case(op: LayerNorm, shape: tuple[int, ...], weight: tuple[int, ...]) -> Example:
+    """Rows whose mean is far from zero, all but one live."""
+    names = [name for name, there in (("w", op.weight), ("b", op.bias)) if there]
+
+    def make(generator: torch.Generator) -> tuple[torch.Tensor | WeightSource, ...]:
+        weights = [dense_weight(name, floats(generator, *weight)) for name in names]
+        return (floats(generator, *shape) + 3.0, *weights)
+
+    types = (TensorType(shape, DType.ACT, "tokens"), *(TensorType(weight, DType.F32) for _ in names))
+    roles = (Role.INPUT, *(Role.WEIGHT for _ in names))
+    return Example(f"{op} {shape} by {weight}", op, types, roles, make, {"tokens": max(1, shape[0] - 1)})

@@ -1,4 +1,4 @@
-"""Elementwise ops and gated activations."""
+"""Elementwise ops: arithmetic, activations and gated activations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from poot_executor.ir.graph import Op
 from poot_executor.ir.types import DType, Role, TensorType
-from poot_executor.ops.base import Example, Tolerance, floats, require
+from poot_executor.ops.base import EXACT, Example, Tolerance, floats, require
 
 if TYPE_CHECKING:
     import torch
@@ -104,6 +104,85 @@ class SoftCap(Op):
     @classmethod
     def examples(cls) -> tuple[Example, ...]:
         return (_example(cls(30.0), (5, 24), scale=40.0),)
+
+
+@dataclass(frozen=True, slots=True)
+class Clamp(Op):
+    """x, no further from zero than `limit`."""
+
+    limit: float
+
+    tolerance: ClassVar = EXACT
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        return (inputs[0],)
+
+    def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (inputs[0].clamp(-self.limit, self.limit),)
+
+    @classmethod
+    def examples(cls) -> tuple[Example, ...]:
+        # A limit that every element type holds exactly.
+        return (_example(cls(0.75), (5, 24), scale=2.0),)
+
+
+@dataclass(frozen=True, slots=True)
+class Gelu(Op):
+    """x Phi(x) (arXiv 1606.08415): with the normal distribution itself ("erf") or the paper's "tanh" form of it."""
+
+    form: Literal["tanh", "erf"]
+
+    tolerance: ClassVar = Tolerance()
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        return (inputs[0],)
+
+    def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        from torch.nn import functional
+
+        return (functional.gelu(inputs[0], approximate="tanh" if self.form == "tanh" else "none"),)
+
+    @classmethod
+    def examples(cls) -> tuple[Example, ...]:
+        return (
+            _example(cls("tanh"), (5, 24), scale=3.0),
+            _example(cls("erf"), (5, 24), scale=3.0),
+            _example(cls("tanh"), (2, 1200), scale=8.0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class XIelu(Op):
+    """xIELU (arXiv 2411.13010), whose slopes are learned: a parabola above zero, an exponential below.
+
+    x > 0: alpha_p x^2 + beta x; else alpha_n (exp(min(x, eps)) - 1 - x) + beta x. `alpha_p` and `alpha_n` are the
+    slopes themselves, not what checkpoints store for them; `eps` is a little below zero.
+    """
+
+    alpha_p: float
+    alpha_n: float
+    beta: float
+    eps: float
+
+    tolerance: ClassVar = Tolerance()
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        return (inputs[0],)
+
+    def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        import torch
+
+        (x,) = inputs
+        below = (torch.expm1(x.clamp(max=self.eps)) - x) * self.alpha_n
+        return (torch.where(x > 0, self.alpha_p * x * x, below) + self.beta * x,)
+
+    @classmethod
+    def examples(cls) -> tuple[Example, ...]:
+        # Slopes as after training, and an eps that is not as good as zero.
+        return (
+            _example(cls(0.8, 0.8, 0.5, -1e-6), (5, 24), scale=3.0),
+            _example(cls(1.7, 2.3, 0.25, -0.125), (3, 1200), scale=0.3),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Root mean square norms."""
+"""Root mean square norms and layer norms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from poot_executor.backends.cpu.weights import f32_form
 from poot_executor.devices.protocol import Launch, Live
 from poot_executor.ir.types import DType
 from poot_executor.kernels.kernel import Operands, Site, WeightForm
-from poot_executor.ops import AddRmsNorm, RmsNorm
+from poot_executor.ops import AddRmsNorm, LayerNorm, RmsNorm
 
 
 class _NormKernel(CpuKernel):
@@ -80,6 +80,40 @@ class AddRmsNormKernel(_NormKernel):
             def run() -> None:
                 torch.add(x, residual, out=total)
                 norm()
+
+            return run
+
+        return launch
+
+
+@CPU_KERNELS.register(LayerNorm)
+class LayerNormKernel(CpuKernel):
+    def forms(self, site: Site) -> tuple[WeightForm, ...]:
+        return tuple(f32_form(site, (index,)) for index in range(1, len(site.inputs)))
+
+    def workspace(self, site: Site) -> int:
+        return 4 * prod(site.inputs[0].shape[:-1])
+
+    def bind(self, site: Site, operands: Operands, device: Any) -> Launch:
+        op, held = site.op, operands.held
+        assert isinstance(op, LayerNorm) and operands.workspace is not None
+        workspace, weight, bias = operands.workspace, held[0] if op.weight else None, held[-1] if op.bias else None
+        width = site.inputs[0].shape[-1]
+
+        def launch(live: Live) -> Callable[[], object]:
+            x, out = view(operands.input(0), live), view(operands.outputs[0], live)
+            scale = typed(workspace, (*x.shape[:-1], 1), None, DType.F32)
+
+            def run() -> None:
+                torch.mean(x, -1, keepdim=True, out=scale)
+                torch.sub(x, scale, out=out)
+                torch.linalg.vector_norm(out, dim=-1, keepdim=True, out=scale)
+                scale.square_().div_(width).add_(op.eps).rsqrt_()
+                out.mul_(scale)
+                if weight is not None:
+                    out.mul_(weight)
+                if bias is not None:
+                    out.add_(bias)
 
             return run
 

@@ -1,5 +1,6 @@
 """Triton kernels. Importing the modules fills the table."""
 
+import poot_executor.backends.triton.kernels.activation
 import poot_executor.backends.triton.kernels.attention
 import poot_executor.backends.triton.kernels.gated
 import poot_executor.backends.triton.kernels.linear

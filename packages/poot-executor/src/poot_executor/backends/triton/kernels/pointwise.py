@@ -12,10 +12,10 @@ import triton.language as tl
 
 from poot_executor.backends.triton.kernels.kernel import TRITON_KERNELS, TritonKernel, begin_kernel, live_index, view
 from poot_executor.kernels.kernel import Operands, Site
-from poot_executor.ops import Add, GatedActivation, Mul, Scale, SoftCap
+from poot_executor.ops import Add, Clamp, GatedActivation, Mul, Scale, SoftCap
 from poot_executor.ops.pointwise import Activation
 
-_ADD, _MUL, _SCALE, _SOFTCAP = range(4)
+_ADD, _MUL, _SCALE, _SOFTCAP, _CLAMP = range(5)
 # Activations of a gate, as kernels know them; 0 is none.
 GATES = {None: 0, "silu": 1, "gelu_tanh": 2}
 
@@ -52,8 +52,10 @@ def _elementwise(
             a = a * tl.load(y + row * y_pitch + at, mask=mask).to(tl.float32)
         elif KIND == 2:
             a = a * factor
-        else:
+        elif KIND == 3:
             a = _tanh(a / factor) * factor
+        else:
+            a = tl.minimum(tl.maximum(a, -factor), factor)
         tl.store(out + row * width + at, a, mask=mask)
 
 
@@ -66,7 +68,11 @@ class _Elementwise(TritonKernel):
     def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
         x, out = view(operands.input(0)), view(operands.outputs[0])
         y = view(operands.input(1)) if len(operands.inputs) > 1 else x
-        factor = float(getattr(site.op, "factor", getattr(site.op, "cap", 1.0)))
+        op, factor = site.op, 1.0
+        if isinstance(op, Scale):
+            factor = op.factor
+        elif isinstance(op, SoftCap | Clamp):
+            factor = op.cap if isinstance(op, SoftCap) else op.limit
         rows, width = x.shape
         block = min(1024, triton.next_power_of_2(width))
         grid = (rows, triton.cdiv(width, block))
@@ -105,6 +111,11 @@ class ScaleKernel(_Elementwise):
 @TRITON_KERNELS.register(SoftCap)
 class SoftCapKernel(_Elementwise):
     kind = _SOFTCAP
+
+
+@TRITON_KERNELS.register(Clamp)
+class ClampKernel(_Elementwise):
+    kind = _CLAMP
 
 
 @triton.jit
