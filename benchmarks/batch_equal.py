@@ -184,7 +184,10 @@ def main() -> int:
 
         model = packaged_smollm2()
     rows = max(arguments.others + 1, arguments.rows)
-    config = EngineConfig(model=str(model), backend=arguments.backend, rows=rows, max_seq=arguments.max_seq)
+    # Without the prefix cache: what it holds is not computed again, so that other entries read the rest of a prompt.
+    config = EngineConfig(
+        model=str(model), backend=arguments.backend, rows=rows, max_seq=arguments.max_seq, prefix_cache=False
+    )
     running, text = build_engine(config)
     passed = [*alone_or_among(running, text, arguments.others, arguments.tokens),
               *fixed_entry(running, arguments.rows, arguments.steps)]  # fmt: skip

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from poot_batch.driver import ModelDriver, prepare_model
 from poot_batch.engine import Engine
 from poot_batch.kv import KvSpace
 from poot_batch.request import EngineInfo, GenerateRequest, SamplingParams
+from poot_batch.schedule import Sequence as Running
 from poot_executor.backends.cuda.device import CudaDevice
 from poot_executor.backends.triton.device import TritonDevice
 from poot_executor.backends.triton.memory import TorchAllocation
@@ -175,19 +177,41 @@ def engine(name: str, device: RandomCuda | RandomInterpreter, rows: int, max_seq
     return Engine(ModelDriver(prepared), kv, info, None, capacity=prepared.shape.tokens)
 
 
-def start(running: Engine, rows: int, context: int, *, read: bool = True) -> None:
-    """Bring `rows` greedy rows, of ids 1 to `rows`, to decoding after `context` tokens.
+@contextmanager
+def _prompts_read(running: Engine) -> Iterator[None]:
+    """Prompts admitted meanwhile count as read but for their last tokens."""
+    scheduler = running._scheduler
+    admit = scheduler.admit
 
-    Without `read` the prompts count as read but for their last tokens: the noise in the KV pool stands in for their
-    keys and values. The device does the same work on the steps that follow, and hours of reading are saved.
+    def admit_read() -> tuple[Running, ...]:
+        admitted = admit()
+        for sequence in admitted:
+            sequence.scheduled = sequence.prompt_length - 1
+        return admitted
+
+    scheduler.admit = admit_read  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        scheduler.admit = admit  # type: ignore[method-assign]
+
+
+def start(running: Engine, rows: int, context: int, *, read: bool = True, tokens: int | None = None) -> None:
+    """Bring `rows` greedy rows, of ids 1 to `rows`, to decoding after `context` tokens; they end after `tokens` more.
+
+    Without `read` the noise in the KV pool stands in for the prompts' keys and values. The device does the same work on
+    the steps that follow, and hours of reading are saved.
     """
     generator = torch.Generator().manual_seed(rows)
     greedy = SamplingParams(temperature=0.0)
     for index in range(rows):
         prompt = torch.randint(0, running.info.vocab_size, (context,), generator=generator).tolist()
-        running.submit(GenerateRequest(id=index + 1, prompt=tuple(prompt), sampling=greedy))
-        if not read:
-            running._sequences[index + 1].scheduled = context - 1
+        running.submit(GenerateRequest(id=index + 1, prompt=tuple(prompt), sampling=greedy, max_tokens=tokens))
+    with nullcontext() if read else _prompts_read(running):
+        _until_decoding(running, rows)
+
+
+def _until_decoding(running: Engine, rows: int) -> None:
     waiting = set(range(1, rows + 1))
     while waiting:
         outputs = running.step()

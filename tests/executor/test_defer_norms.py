@@ -1,4 +1,4 @@
-"""Norms that are put off: when they are, when not, and that the numbers stay the same."""
+"""Norms after products, put off or in one node with them: when, when not, and that the numbers stay the same."""
 
 from __future__ import annotations
 
@@ -9,26 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from poot_executor.devices import open_device
 from poot_executor.encodings import Dense
 from poot_executor.ir import DType, Graph, GraphBuilder, Value, verify
-from poot_executor.ir.graph import Op
-from poot_executor.kernels import KernelTable, WeightForm
 from poot_executor.ops import (
     Add,
     AddRmsNorm,
     GatedActivation,
-    GatedLinear,
     Linear,
+    LinearAddRmsNorm,
     NormedGatedLinear,
     NormedLinear,
     ResidualLinear,
     RmsNorm,
     Scale,
-    all_ops,
 )
-from poot_executor.passes import PASSES, defer_norms, fuse_add_norm, fuse_gated, fuse_linears
-from poot_executor.runtime import EntryKey, compile_graphs
+from poot_executor.passes import defer_norms, fuse_add_norm, fuse_gated, fuse_linears, fuse_product_norm
+from poot_executor.runtime import EntryKey
 from poot_executor.testing import interpret
 
 DEFERRED = (ResidualLinear, NormedLinear, NormedGatedLinear)
@@ -95,6 +91,20 @@ def test_a_norm_between_products_is_put_off(offset: float, swapped: bool, same: 
     assert deferred.nodes[0].op == ResidualLinear(offset)
     assert deferred.nodes[1].op == NormedGatedLinear("silu", 1e-5)
     same(graph, deferred, tokens=TOKENS - 1, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_product_and_the_norm_after_it_are_one_node(swapped: bool, same: Any) -> None:
+    layer = Layer()
+    product = layer.linear(layer.y)
+    total = layer.add(*((layer.residual, product) if swapped else (product, layer.residual)))
+    layer.output("z", layer.linear(layer.norm(total, 1.0), 40))
+    layer.output("sum", total)
+    graph = layer.finish()
+    fused = fuse_product_norm(graph)
+    assert [type(node.op) for node in fused.nodes] == [LinearAddRmsNorm, Linear, Scale, Scale]
+    assert fused.nodes[0].op == LinearAddRmsNorm(1e-5, 1.0)
+    same(graph, fused, tokens=TOKENS - 1, tolerance=1e-4)
 
 
 def test_every_product_of_the_norm_scales_for_itself(same: Any) -> None:
@@ -196,6 +206,16 @@ def test_other_norms_stay(build: Callable[[Layer], None]) -> None:
     assert defer_norms(graph) == graph
 
 
+@pytest.mark.parametrize("build", CASES, ids=lambda build: build.__name__)
+def test_products_of_other_norms_stay_nodes_of_their_own(build: Callable[[Layer], None]) -> None:
+    layer = Layer()
+    build(layer)
+    graph = layer.finish()
+    # Who reads such a norm makes no difference here.
+    mixed = build in {other_reader, logits}
+    assert ops(fuse_product_norm(graph))["LinearAddRmsNorm"] == (1 if mixed else 0)
+
+
 @pytest.mark.parametrize("sizes", [{}, {"fused": True}, {"width": 72, "layers": 3}])
 def test_a_decoder_is_the_same(decoder: Any, sizes: dict[str, Any]) -> None:
     model = decoder(**sizes)
@@ -218,66 +238,3 @@ def test_a_decoder_is_the_same(decoder: Any, sizes: dict[str, Any]) -> None:
     assert wanted["rows.hidden"][:2].abs().sum() > 0
     for name in wanted:
         torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-5)
-
-
-class Willing:
-    """A kernel for anything, or one that says why not."""
-
-    name = "willing"
-    refusal: str | None = None
-
-    def accepts(self, site: Any) -> str | None:
-        return self.refusal
-
-    def forms(self, site: Any) -> tuple[WeightForm, ...]:
-        return ()
-
-    def workspace(self, site: Any) -> int:
-        return 0
-
-    def bind(self, site: Any, operands: Any, device: Any) -> Any:
-        raise TypeError("only compiled")
-
-
-class Unwilling(Willing):
-    refusal = "not today"
-
-
-def compiled_ops(table: KernelTable, model: Any) -> set[type[Op]]:
-    device = open_device("cpu")
-    device.kernels = table
-    return {type(node.op) for node in compile_graphs(device, {KEY: model.step(4)}).entries[KEY].graph.nodes}
-
-
-@pytest.mark.parametrize("unwilling", [None, *DEFERRED], ids=str)
-def test_norms_are_put_off_where_there_are_kernels_for_all_of_it(decoder: Any, unwilling: type[Op] | None) -> None:
-    table = KernelTable("third")
-    for op in all_ops():
-        table.register(op)(Unwilling if op is unwilling else Willing)
-    made = compiled_ops(table, decoder())
-    assert made & {AddRmsNorm, *DEFERRED} == (set(DEFERRED) if unwilling is None else {AddRmsNorm})
-
-
-def test_the_cpu_norms_at_once(decoder: Any) -> None:
-    made = compiled_ops(open_device("cpu").kernels, decoder())
-    assert AddRmsNorm in made
-    assert made.isdisjoint(DEFERRED)
-
-
-def test_it_is_the_last_pass_since_it_wants_what_the_others_make() -> None:
-    assert PASSES[-1].run is defer_norms
-    assert set(PASSES[-1].makes) == set(DEFERRED)
-
-
-def test_a_table_that_prefers_another_has_both_and_leaves_them_as_they_were() -> None:
-    one, other = KernelTable("one"), KernelTable("other")
-    one.register(Linear)(Willing)
-    one.register(Scale)(Willing)
-    other.register(Linear)(Unwilling)
-    other.register(GatedLinear)(Unwilling)
-    both = one.preferring(other)
-    kinds = {op: [type(kernel) for kernel in both.of(op)] for op in both}
-    assert kinds == {Linear: [Unwilling, Willing], GatedLinear: [Unwilling], Scale: [Willing]}
-    assert both.backend == "one"
-    both.register(Scale)(Unwilling)
-    assert (len(one.of(Linear)), len(other.of(Linear)), len(one.of(Scale))) == (1, 1, 1)

@@ -51,7 +51,7 @@ def test_doctor_gives_reasons_where_nothing_opens(
 
 
 def test_conformance_prints_a_line_a_case(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["conformance", "--backend", "cpu", "--only", "RmsNorm"]) == 0
+    assert cli.run(["conformance", "--backend", "cpu", "--only", "LayerNorm"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 6
     assert all(line.startswith("PASS    ") for line in lines[:-1])
@@ -112,4 +112,5 @@ def test_the_example_of_the_readme_runs() -> None:
     done = subprocess.run([sys.executable, "-W", "error", "-c", example], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "max error" in done.stdout
-    assert float(done.stdout.split()[-1]) < 1e-5
+    # Relative, of sums of 64 numbers in float32, whose order is the machine's.
+    assert float(done.stdout.split()[-1]) < 1e-6

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from poot_executor.ops import GatedLinear, Linear
+from poot_executor.ops import GatedLinear, Linear, PagedAttention
 from poot_executor.testing import cases
 
 pytest.importorskip("triton", reason="torch brings triton on Linux only")
@@ -32,7 +32,9 @@ def test_interpreted_kernels_agree_with_the_references() -> None:
     assert [line for line in lines if not line.startswith("PASS")] == []
     ran = [line.split(" | ")[1] for line in lines]
     assert ran.count("the device's kernels") == len(cases())
-    assert ran.count("kernels that run anywhere") == sum(case.op in (Linear, GatedLinear) for case in cases())
+    assert ran.count("kernels that run anywhere") == sum(
+        case.op in {Linear, GatedLinear, PagedAttention} for case in cases()
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from poot_executor.ops.gather import GatherRows, KeepLast, SlotMap
 from poot_executor.ops.linear import Embed, GatedLinear, Linear
 from poot_executor.ops.norm import AddRmsNorm, LayerNorm, RmsNorm
 from poot_executor.ops.pointwise import Add, Clamp, GatedActivation, Gelu, Mul, Scale, SoftCap, XIelu
+from poot_executor.ops.residual import LinearAddRmsNorm
 from poot_executor.ops.rotary import RotaryKvWrite, RotarySpec, RotaryTable
 from poot_executor.ops.rows import CommitTokens, OpenRow, RowLayout, UnpackStep, WriteHistory
 from poot_executor.ops.sampling import AdjustLogits, Draw, Greedy, TopLogProbs
@@ -32,6 +33,7 @@ __all__ = [
     "KeepLast",
     "LayerNorm",
     "Linear",
+    "LinearAddRmsNorm",
     "Mul",
     "NormedGatedLinear",
     "NormedLinear",

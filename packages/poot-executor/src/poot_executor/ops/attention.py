@@ -71,7 +71,8 @@ class PagedAttention(Op):
     (q (T, H, D), k_pool, v_pool (S, G, D), plan, table (R, blocks)) to (T, H, D). H is a multiple of G. Scores are
     `scale` q.k, soft-capped if `softcap`, masked to the past (and to `window`), then softmax in float32. `tile` and
     `splits` are the plan's. With `sinks` there is a weight (H,) more: the score of a key that every query of a head
-    sees and that has no value (arXiv 2309.17453, as a learned bias).
+    sees and that has no value (arXiv 2309.17453, as a learned bias). Pools hold no value that is not finite: a backend
+    may multiply those that a query does not see with zero.
     """
 
     scale: float
@@ -120,6 +121,7 @@ class PagedAttention(Op):
         decode = ((1, 9, 1), (0, 0, 1), (2, 22, 1))
         mixed = ((1, 9, 1), (0, 0, 11), (2, 8, 5))
         long = ((1, 1300, 1), (0, 700, 2), (2, 9, 3))
+        far = ((1, 100, 1), (0, 31, 1), (2, 150, 9), (3, 0, 2))
         return (
             _attention_case("decode", cls(0.25, 4), decode, heads=(4, 2, 16)),
             _attention_case("prompt tiles", cls(0.25, 4), mixed, heads=(3, 1, 16)),
@@ -130,20 +132,38 @@ class PagedAttention(Op):
             _attention_case("split keys", cls(0.25, 128, splits=3), long, heads=(4, 2, 16)),
             _attention_case("sinks", cls(0.25, 4, sinks=True), mixed, heads=(6, 2, 16)),
             _attention_case("sinks, split keys", cls(0.25, 128, splits=3, sinks=True), long, heads=(4, 2, 16)),
+            _attention_case("pages", cls(0.25, 16), far, heads=(4, 2, 32), capacity=40),
+            _attention_case("pages, window", cls(0.25, 16, window=70), far, heads=(2, 1, 64), capacity=40),
+            _attention_case("pages, window ring", cls(0.25, 16, window=35), far, heads=(8, 2, 16), ring=4, capacity=40),
+            _attention_case("pages, sinks", cls(1.0, 16, softcap=5.0, sinks=True), far, heads=(3, 1, 32), capacity=40),
+            _attention_case("pages, split keys", cls(0.25, 128, splits=3), long, heads=(4, 2, 16), capacity=40),
         )
+
+
+def _never_written(runs: tuple[tuple[int, int, int], ...], table: torch.Tensor, block: int) -> torch.Tensor:
+    """Slots that no position of a run has had: keys and finite values that others left there must not be seen."""
+    import torch
+
+    fresh = torch.ones(table.numel() * block, dtype=torch.bool)
+    for row, first, length in runs:
+        at = torch.arange(first + length)
+        fresh[table[row].long()[(at // block) % table.shape[1]] * block + at % block] = False
+    return fresh
 
 
 def _attention_case(
     name: str,
     op: PagedAttention,
     runs: tuple[tuple[int, int, int], ...],
+    *,
     heads: tuple[int, int, int],
     ring: int | None = None,
+    capacity: int = 24,
 ) -> Example:
     """Runs of (row, first, tokens) over a shuffled block table."""
     import torch
 
-    rows, blocks, capacity = 4, ring or 12, 24
+    rows, blocks = 4, ring or 12
     query_heads, kv_heads, width = heads
     total = sum(length for _, _, length in runs)
     op = replace(op, tile=8)
@@ -155,6 +175,9 @@ def _attention_case(
             resolved[index, :3] = torch.tensor(run, dtype=torch.int32)
         table = torch.randperm(rows * blocks, generator=generator).to(torch.int32).view(rows, blocks)
         pools = [floats(generator, rows * blocks * op.block, kv_heads, width) for _ in range(2)]
+        fresh = _never_written(runs, table, op.block)
+        for pool, left in zip(pools, (float("nan"), 6e4), strict=True):
+            pool[fresh] = left
         q, items = floats(generator, capacity, query_heads, width), plan.reference(resolved)[0]
         sinks = [dense_weight("sinks", floats(generator, query_heads))] if op.sinks else []
         return q, *pools, items, table, *sinks, resolved

@@ -79,7 +79,9 @@ class RotaryKvWrite(Op):
 
     (q (T, H, D), k, v (T, G, D), table (T, dim), slots (T,), k_pool, v_pool (S, G, D) [, q_norm, k_norm (D,)]) to the
     rotated queries (T, H, D) and the pools' next versions. Where `eps` is given, each head of q and k is RmsNorm'ed
-    before, with weights q_norm and k_norm and this `offset`; nothing is rounded in between.
+    before, with weights q_norm and k_norm and this `offset`; nothing is rounded in between. In place of a value that is
+    not finite a backend may store the greatest number that is: to a later row, whose weight for it is zero, it is then
+    as if it were not there. The row that it belongs to has keys that are not finite.
 
     The first `dim` columns of a head are rotated, the others stay. "half" pairs column i with i + dim/2
     (transformers), "interleaved" pairs 2i with 2i + 1 (GGUF files of the llama architecture).

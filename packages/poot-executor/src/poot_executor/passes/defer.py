@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from poot_executor.ir.graph import Graph, Node, Op
-from poot_executor.ir.types import DType, Role
+from poot_executor.ir.types import DType
 from poot_executor.ops.deferred import NormedGatedLinear, NormedLinear, ResidualLinear, squares_of
 from poot_executor.ops.linear import GatedLinear, Linear
 from poot_executor.ops.norm import AddRmsNorm
+from poot_executor.passes.residual import product_before
 from poot_executor.passes.rewrite import Rewriter, uses_of
 
 
@@ -23,7 +24,7 @@ def defer_norms(graph: Graph) -> Graph:
     unscaled: set[int] = set()
     products: dict[int, tuple[Node, int]] = {}
     for node in graph.nodes:
-        found = _product_before(graph, node, producer, uses)
+        found = product_before(graph, node, producer, uses)
         # A product that has to scale its input cannot be what comes before another norm.
         if found is None or found[0].inputs[0] in unscaled:
             continue
@@ -47,21 +48,6 @@ def defer_norms(graph: Graph) -> Graph:
         elif id(node) not in gone:
             rewriter.add(node.op, node.inputs, node.outputs)
     return rewriter.finish()
-
-
-def _product_before(
-    graph: Graph, node: Node, producer: dict[int, Node], uses: dict[int, int]
-) -> tuple[Node, int] | None:
-    """The plain product whose result only this node, an added norm, reads; and the residual that it is added to."""
-    if not isinstance(node.op, AddRmsNorm) or graph.values[node.outputs[0]].role is not Role.TEMPORARY:
-        return None
-    if uses[node.outputs[0]] == 0:
-        return None
-    for product, residual in (node.inputs[:2], node.inputs[1::-1]):
-        before = producer.get(product)
-        if before is not None and before.op == Linear() and uses[product] == 1 and product != residual:
-            return before, residual
-    return None
 
 
 def _scalable(graph: Graph, reader: Node, scaled: int) -> bool:

@@ -23,8 +23,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from poot_executor.backends.triton.kernels.pointwise import GATES, gated
 from poot_executor.ops.deferred import SQUARES
 
-# Rows of a step up to which these products are faster than the library's, which has no dependent launch.
-MOST_ROWS = 64
+# Rows of a step up to which a decoder is faster with these products than with the library's, which have no dependent
+# launch and leave what comes after to kernels of its own.
+MOST_ROWS = 32
 
 # More multiprocessors than any device has.
 _MOST_PROCESSORS = 512
@@ -125,7 +126,7 @@ class Tiling:
 
 
 def tiling(rows: int, n: int, k: int, *, gated: bool, size: int, processors: int, shared: int) -> Tiling:
-    """The fastest found on an H200 (sweeps over the shapes of an 8B decoder, 1 to 64 rows), within `shared` bytes.
+    """The fastest found on an H200 (sweeps over the shapes of an 8B decoder, 2 to 32 rows), within `shared` bytes.
 
     A product of few tiles gets more of its columns under way at once, and its columns cut where even so most
     multiprocessors would idle. Cutting costs a second pass over the results, so it needs long rows or few tiles.
@@ -133,7 +134,7 @@ def tiling(rows: int, n: int, k: int, *, gated: bool, size: int, processors: int
     tiles, split, processors = triton.cdiv(n, SQUARES), 1, min(processors, _MOST_PROCESSORS)
     while not gated and 2 * split * tiles <= processors:
         least = 256 if 4 * split * tiles < processors else 2048
-        if k < 2 * split * least or (rows > 32 and 2 * tiles * split >= processors // 2):
+        if k < 2 * split * least:
             break
         split *= 2
     each = (SQUARES * (2 if gated else 1) + block_rows(rows)) * 128 * size

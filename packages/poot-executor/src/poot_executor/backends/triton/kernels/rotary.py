@@ -21,7 +21,7 @@ from poot_executor.kernels.kernel import Operands, Site, WeightForm
 from poot_executor.ops import RotaryKvWrite, RotaryTable
 
 # Heads that one program takes, all of them of queries, of keys or of values.
-_TOGETHER = 4
+_TOGETHER = 8
 
 
 @triton.jit
@@ -92,7 +92,7 @@ def _rotary_kv_write(
     eps, offset,
     LIVE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr,
     STEP: tl.constexpr, APART: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr, WIDE: tl.constexpr,
-    TOGETHER: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    TOGETHER: tl.constexpr, NORM: tl.constexpr, GREATEST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Groups of TOGETHER heads: first those of queries, then of keys, then of values."""
     QUERY_GROUPS: tl.constexpr = (QUERIES + TOGETHER - 1) // TOGETHER
@@ -131,7 +131,8 @@ def _rotary_kv_write(
             head += (group - QUERY_GROUPS - KEY_GROUPS) * TOGETHER
             column = tl.arange(0, WIDE)[None, :]
             mask = (column < WIDTH) & (head < KEYS)
-            value = tl.load(v + row * v_pitch + head * v_head + column, mask=mask)
+            value = tl.load(v + row * v_pitch + head * v_head + column, mask=mask, other=0.0)
+            value = tl.where(tl.abs(value.to(tl.float32)) <= GREATEST, value, GREATEST)
             tl.store(v_pool + (slot * KEYS + head) * WIDTH + column, value, mask=mask)
 
 
@@ -166,5 +167,6 @@ class RotaryKvWriteKernel(TritonKernel):
             q, k, v, table, slots, norms, out, k_pool, v_pool, live,
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), op.eps or 0.0, op.offset,
             LIVE=index, QUERIES=queries, KEYS=keys, WIDTH=width, HALF=half, STEP=step, APART=apart, BLOCK=block,
-            TAIL=tail, WIDE=wide, TOGETHER=together, NORM=op.eps is not None, num_warps=warps, **device.launch,
+            TAIL=tail, WIDE=wide, TOGETHER=together, NORM=op.eps is not None, GREATEST=torch.finfo(v_pool.dtype).max,
+            num_warps=warps, **device.launch,
         )  # fmt: skip
