@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +11,32 @@ from poot_executor.encodings import WeightSource
 from poot_executor.errors import GraphError
 from poot_models.blocks import StepShape, kv_groups
 from poot_models.checkpoint import open_checkpoint
+from poot_models.encodings.config_methods import refuse_other_dtypes, refuse_packed
 from poot_models.errors import CheckpointError, CheckpointFormatError
 from poot_models.families import Family, find_family
 from poot_models.families.fields import Fields
 from poot_models.families.fused import split_fused
 from poot_models.handle import ModelHandle
+from poot_models.hub import local_model
 
 _LAYER = re.compile(r"(?<=layers\.)\d+")
-# Tensors that no product reads: rotary frequencies and what divides them.
-_BUFFERS = ("rotary_emb.inv_freq", "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+# Tensors that no product reads: rotary frequencies, what divides them, and parameters of activations.
+_BUFFERS = (
+    *("rotary_emb.inv_freq", "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"),
+    *(f"ffn_act.{name}" for name in ("alpha_p", "alpha_n", "beta", "eps")),
+)
 
 
 def load(path: str | Path) -> ModelHandle:
-    """Open a GGUF file or a safetensors directory as a model.
+    """Open a GGUF file (of a split model any part) or a safetensors directory as a model.
 
-    Nothing is read but headers: weights stay views of the mapped file. Everything the family needs is checked for
-    name and shape here. Raises CheckpointError and its kin, with what to change.
+    A text that is no path but has the form of a hub id is fetched first (`poot_models.hub`). Nothing is read but
+    headers: weights stay views of the mapped file. Everything the family needs is checked for name and shape here.
+    Raises CheckpointError and its kin, with what to change.
     """
+    path = local_model(path)
     try:
-        return _load(Path(path))
+        return _load(path)
     except CheckpointError as error:
         if str(path) in str(error):
             raise
@@ -43,6 +50,7 @@ def _load(path: Path) -> ModelHandle:
     family = find_family(architecture)
     metadata, tensors = checkpoint.metadata, checkpoint.tensors
     if not gguf:
+        refuse_packed(metadata)
         if isinstance(metadata.get("text_config"), Mapping):
             metadata, tensors = {**metadata, **metadata["text_config"]}, _of_language_model(tensors)
             # Models of several kinds say it in two places, which differ.
@@ -50,9 +58,12 @@ def _load(path: Path) -> ModelHandle:
         tensors = _renamed(tensors, family)
     fields = Fields(architecture, metadata, tensors, gguf)
     config = family.configure(fields)
+    if gguf:
+        _check_vocabulary(metadata, config.vocabulary)
     tensors = split_fused(tensors, config)
     handle = ModelHandle(path, architecture, family, config, tensors, kv_groups(config), ())
     used = _check(handle)
+    refuse_other_dtypes(tensors[name] for name in used)
     ignored = tuple(name for name in tensors if name not in used and not name.endswith(_BUFFERS))
     return ModelHandle(handle.path, architecture, family, config, tensors, handle.groups, ignored)
 
@@ -87,8 +98,19 @@ def _renamed(tensors: Mapping[str, WeightSource], family: Family) -> dict[str, W
         ours = back.get(_LAYER.sub("{}", stem, count=1) if layer else stem)
         if ours is not None:
             name = f"{ours.format(layer.group()) if layer else ours}.{kind}"  # noqa: PLW2901
+        if name in result:
+            raise CheckpointFormatError(f"the tensors {result[name].name} and {source.name} are both {name}")
         result[name] = source
     return result
+
+
+def _check_vocabulary(metadata: Mapping[str, Any], rows: int) -> None:
+    """A token beyond the embedding table could never be run. A table may be padded, so it may have more rows."""
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, Sized) and len(tokens) > rows:
+        raise CheckpointFormatError(
+            f"tokenizer.ggml.tokens has {len(tokens)} tokens, but the embedding table only {rows} rows"
+        )
 
 
 def _check(handle: ModelHandle) -> set[str]:

@@ -9,6 +9,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from poot_models import ModelHandle
+from poot_models.families import known_architectures
+
 TOLERANCE = 1e-4
 _OLD_CONFIGURATIONS = [
     "llama untied, llama3 rope",
@@ -20,6 +23,12 @@ _OLD_CONFIGURATIONS = [
     "gemma3 linear rope",
     "phi3 partial rotary, short longrope",
     "glm4",
+    "command-r",
+    "cohere2",
+    "starcoder2",
+    "apertus",
+    "olmo",
+    "deci",
 ]
 TOKENS = np.random.default_rng(3).integers(0, 203, (2, 57)).tolist()
 
@@ -35,7 +44,7 @@ def check(found: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]) -> 
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
 
 
-def check_schedules(make: Callable[..., Any], path: Path, model: Any) -> None:
+def check_schedules(make: Callable[..., Any], path: Path, model: Any) -> ModelHandle:
     """Whole, in uneven chunks then token by token, and two rows side by side, over a ring and over a long table."""
     first, second = TOKENS
     expected, other = reference_logits(model, first), reference_logits(model, second)
@@ -61,10 +70,11 @@ def check_schedules(make: Callable[..., Any], path: Path, model: Any) -> None:
         found = small.step((2, first[at : at + size]), (0, second[behind : behind + late]))
         at, behind = at + size, behind + late
         check(found, np.stack([expected[at - 1], other[behind - 1]]))
+    return whole.handle
 
 
 def test_safetensors(tiny: str, saved: Any, runner: Any) -> None:
-    check_schedules(runner, *saved(tiny))
+    assert check_schedules(runner, *saved(tiny)).ignored == ()
 
 
 @pytest.mark.parametrize("name", ["llama untied, llama3 rope", "qwen3 tied", "gemma3", "phi3"])
@@ -89,7 +99,22 @@ def test_the_text_part_of_a_model_for_images(tied: bool, with_images: Any, runne
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
 def test_gguf(tiny_gguf: str, kind: str, written: Any, runner: Any) -> None:
-    check_schedules(runner, *written(tiny_gguf, kind))
+    assert check_schedules(runner, *written(tiny_gguf, kind)).ignored == ()
+
+
+def test_layers_of_a_llama_may_differ(written: Any, runner: Any) -> None:
+    """Heads and widths a layer, as arrays of a GGUF file."""
+    handle = check_schedules(runner, *written("deci kv heads by layer", "F32", "llama"))
+    assert handle.architecture == "llama"
+    assert [layer.kv_heads for layer in handle.config.layers] == [1, 4, 2]
+
+
+def test_every_architecture_has_a_tiny_model(tiny_models: Any, tiny_gguf_writer: Any) -> None:
+    """Every one of the registry, or its parity is not shown."""
+    classes = {"DeciLMForCausalLM", "Mistral3ForConditionalGeneration"}  # by other makers than `build`
+    classes |= {type(tiny_models.build(name)).__name__ for name in tiny_models.TINY}
+    files = {tiny_gguf_writer.architecture_of(tiny_models.build(name)) for name in tiny_models.IN_GGUF}
+    assert set(known_architectures()) <= classes | files
 
 
 @pytest.mark.parametrize("name", ["llama tied", "qwen2 tied", "qwen3 wide heads", "gemma2", "gemma3", "phi3"])

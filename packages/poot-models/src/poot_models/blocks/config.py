@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from poot_executor.ops import RotarySpec
+from poot_executor.ops import Gelu, RotarySpec, XIelu
 from poot_executor.ops.pointwise import Activation
 
 
@@ -27,6 +27,8 @@ class LongRotary:
 
 
 Rotary = RotarySpec | LongRotary
+# "rms" has a weight, "layer" a weight, "layer+bias" both, "layer bare" neither.
+Norm = Literal["rms", "layer", "layer+bias", "layer bare"]
 
 
 def no_rotation(head_dim: int) -> RotarySpec:
@@ -36,7 +38,11 @@ def no_rotation(head_dim: int) -> RotarySpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One layer. `window` is the number of positions a query sees, itself included; None sees all."""
+    """One layer. `window` is the number of positions a query sees, itself included; None sees all.
+
+    `kv_heads` of 0: it has no attention, and no keys and values; `ff` of 0: no feed-forward part. `between` is what
+    stands between the two products of a feed-forward part without a gate.
+    """
 
     heads: int
     kv_heads: int
@@ -44,12 +50,15 @@ class LayerSpec:
     ff: int
     rotary: Rotary
     window: int | None = None
+    between: Gelu | XIelu | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """A dense decoder. Scales of 1 and soft-caps of None do nothing; `norm_offset` is added to every norm weight.
+    """A dense decoder. Scales of 1, soft-caps and clips of None do nothing.
 
+    `activation` is that of the gate, None where no layer has one. `norm` is the kind of all norms, and `norm_offset` is
+    added to the weights of those that are "rms". `qkv_clip` bounds queries, keys and values on both sides of zero.
     `residual_scale` multiplies what a part of a layer adds (`DecoderBuilder.residual`), `logit_scale` the logits.
     `tied`: the embedding table is also the matrix of the logits.
     """
@@ -59,7 +68,7 @@ class DecoderConfig:
     max_positions: int
     eps: float
     layers: tuple[LayerSpec, ...]
-    activation: Activation
+    activation: Activation | None
     rotary_style: Literal["half", "interleaved"]
     query_scale: float
     norm_offset: float = 0.0
@@ -69,3 +78,5 @@ class DecoderConfig:
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     tied: bool = False
+    norm: Norm = "rms"
+    qkv_clip: float | None = None

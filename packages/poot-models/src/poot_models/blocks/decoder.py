@@ -10,11 +10,13 @@ from poot_executor.ir import DType, Graph, GraphBuilder, Value, verify
 from poot_executor.ops import (
     Add,
     AttentionPlan,
+    Clamp,
     Embed,
     GatedActivation,
     GatherRows,
     Into,
     KeepLast,
+    LayerNorm,
     Linear,
     PagedAttention,
     Reshape,
@@ -63,8 +65,16 @@ class DecoderBuilder:
         return name in self._weights
 
     def norm(self, x: Value, name: str) -> Value:
-        weight = self.weight(f"{name}.weight", x.type.shape[-1])
-        return self.graph.apply(RmsNorm(self.config.eps, self.config.norm_offset), x, weight)
+        """The configuration's norm of x over its last dimension: x (T, D), or (T, H, D) with a weight for each head."""
+        kind, eps = self.config.norm, self.config.eps
+        if kind == "layer bare":
+            return self.graph.apply(LayerNorm(eps, weight=False), x)
+        weight = self.weight(f"{name}.weight", *x.type.shape[1:])
+        if kind == "rms":
+            return self.graph.apply(RmsNorm(eps, self.config.norm_offset), x, weight)
+        if kind == "layer":
+            return self.graph.apply(LayerNorm(eps), x, weight)
+        return self.graph.apply(LayerNorm(eps, bias=True), x, weight, self.weight(f"{name}.bias", *x.type.shape[1:]))
 
     def add(self, x: Value, y: Value) -> Value:
         return self.graph.apply(Add(), x, y)
@@ -87,22 +97,35 @@ class DecoderBuilder:
 
     def gated(self, x: Value, gate: str, up: str, ff: int) -> Value:
         """activation(x gate) * (x up)."""
+        assert self.config.activation is not None, "the family has no gates"
         return self.graph.apply(GatedActivation(self.config.activation), self.linear(x, (gate, ff), (up, ff)))
+
+    def ungated(self, layer: int, x: Value, up: str) -> Value:
+        """The layer's activation of x up."""
+        spec = self.config.layers[layer]
+        assert spec.between is not None, "the family has gates"
+        return self.graph.apply(spec.between, self.linear(x, (up, spec.ff)))
 
     def attention(self, layer: int, x: Value, *, qk_norm: bool = False, wide_norm: bool = False) -> Value:
         """Queries, keys and values of x, rotated, written and attended: (T, heads x dim).
 
-        Before that, queries and keys are normed each head by itself (`qk_norm`) or over all heads (`wide_norm`).
+        Before that, queries and keys are normed each head by itself (`qk_norm`) or over all heads (`wide_norm`). RMS
+        norms of single heads have one weight for all heads, layer norms one for each.
         """
         spec, prefix = self.config.layers[layer], f"blk.{layer}."
         q_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         qkv = self.linear(x, (f"{prefix}attn_q", q_width), (f"{prefix}attn_k", kv_width), (f"{prefix}attn_v", kv_width))
+        if self.config.qkv_clip is not None:
+            qkv = self.graph.apply(Clamp(self.config.qkv_clip), qkv)
         q, k, v = self.graph.apply_many(Split((q_width, kv_width, kv_width)), qkv)
         if wide_norm:
             q, k = self.norm(q, f"{prefix}attn_q_norm"), self.norm(k, f"{prefix}attn_k_norm")
         heads = [self._heads(part, spec.head_dim) for part in (q, k, v)]
-        names = [f"{prefix}attn_{part}_norm.weight" for part in ("q", "k")] if qk_norm else []
-        attended = self._attend(layer, heads, [self.weight(name, spec.head_dim) for name in names])
+        names = [f"{prefix}attn_{part}_norm" for part in ("q", "k")] if qk_norm else []
+        if names and self.config.norm != "rms":
+            heads[:2] = [self.norm(part, name) for part, name in zip(heads, names, strict=False)]
+            names = []
+        attended = self._attend(layer, heads, [self.weight(f"{name}.weight", spec.head_dim) for name in names])
         return self.graph.apply(Reshape((q_width,)), attended)
 
     def embed(self, block: Value) -> Value:

@@ -34,9 +34,14 @@ class KvGroup:
 
 
 def kv_groups(config: DecoderConfig) -> tuple[KvGroup, ...]:
-    """The groups of a decoder, in the order of their first layers. A window that no position leaves is none."""
+    """The groups of a decoder, in the order of their first layers, which are those that have keys and values.
+
+    A window that no position leaves is none.
+    """
     kinds: dict[tuple[int | None, int, int], list[int]] = {}
     for index, layer in enumerate(config.layers):
+        if not layer.kv_heads:
+            continue
         window = layer.window if layer.window and layer.window < config.max_positions else None
         kinds.setdefault((window, layer.kv_heads, layer.head_dim), []).append(index)
     return tuple(

@@ -32,6 +32,8 @@ _MODULES: dict[str, str] = {
     "Phi3ForCausalLM": "phi3",
     "smollm3": "smollm3",
     "SmolLM3ForCausalLM": "smollm3",
+    "olmo": "olmo",
+    "OlmoForCausalLM": "olmo",
     "olmo2": "olmo2",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo2",
@@ -41,6 +43,16 @@ _MODULES: dict[str, str] = {
     "SeedOssForCausalLM": "seed_oss",
     "glm4": "glm4",
     "Glm4ForCausalLM": "glm4",
+    "command-r": "cohere",
+    "CohereForCausalLM": "cohere",
+    "cohere2": "cohere2",
+    "Cohere2ForCausalLM": "cohere2",
+    "starcoder2": "starcoder2",
+    "Starcoder2ForCausalLM": "starcoder2",
+    "apertus": "apertus",
+    "ApertusForCausalLM": "apertus",
+    "deci": "deci",
+    "DeciLMForCausalLM": "deci",
 }
 
 # GGUF tensor name -> name in a transformers checkpoint, for what all these families share; {} is the layer.

@@ -12,6 +12,9 @@ from poot_executor.encodings import WeightSource
 from poot_models.errors import CheckpointFormatError
 
 _REQUIRED = object()
+_MOST_ITEMS = 1 << 12
+# A head has a frequency for each two of its columns, so that this is the length of lists, too.
+_MOST_COLUMNS = 1 << 14
 
 
 class Fields:
@@ -32,11 +35,13 @@ class Fields:
         key = self.key(hf, gguf)
         if not (gguf if self.gguf else hf):
             return None
-        return self._metadata.get(key)
+        return _plain(self._metadata.get(key), key)
 
     def integer(self, hf: str, gguf: str, default: Any = _REQUIRED, *, high: int = 2**31 - 1) -> int:
-        """A whole number from 1 to `high`."""
+        """A whole number from 1 to `high`; of a head's columns to 16,384."""
         value = self._value(hf, gguf, default)
+        if hf == "head_dim":
+            high = min(high, _MOST_COLUMNS)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
             raise CheckpointFormatError(
                 f"{self.key(hf, gguf)} must be a whole number from 1 to {high}, not {value!r:.80}"
@@ -81,15 +86,26 @@ class Fields:
             raise CheckpointFormatError(f"tie_word_embeddings must be true or false, not {value!r:.80}")
         return value
 
-    def per_layer(self, hf: str, gguf: str, layers: int, default: Any = _REQUIRED) -> tuple[int, ...]:
-        """A whole number for each layer: GGUF files may give one for all or an array."""
-        value = self._value(hf, gguf, default)
-        if isinstance(value, np.ndarray | list):
-            items = [int(item) for item in value] if len(value) == layers else []
-            if not items or min(items) < 1:
-                raise CheckpointFormatError(f"{self.key(hf, gguf)} must hold {layers} whole numbers above 0")
-            return tuple(items)
-        return (self.integer(hf, gguf, default),) * layers
+    def per_layer(self, hf: str, gguf: str, layers: int, default: Any = _REQUIRED, *, low: int = 1) -> tuple[int, ...]:
+        """A whole number of at least `low` for each layer: a checkpoint may give one for all or a list."""
+        items = self._value(hf, gguf, default)
+        if not isinstance(items, list):
+            return (self.integer(hf, gguf, default),) * layers
+        whole = all(isinstance(item, int) and not isinstance(item, bool) and low <= item < 2**31 for item in items)
+        if len(items) != layers or not whole:
+            raise CheckpointFormatError(
+                f"{self.key(hf, gguf)} must hold {layers} whole numbers from {low}, one a layer, not {items!r:.80}"
+            )
+        return tuple(items)
+
+    def file_numbers(self, key: str, layers: int) -> tuple[float, ...]:
+        """A finite number for each layer under a whole GGUF key: one for all or an array."""
+        value = _plain(self._metadata.get(key), key)
+        items: list[Any] = value if isinstance(value, list) else [value] * layers
+        finite = all(isinstance(item, int | float) and math.isfinite(item) for item in items)
+        if len(items) != layers or not finite:
+            raise CheckpointFormatError(f"{key} must hold {layers} numbers, one a layer, not {value!r:.80}")
+        return tuple(float(item) for item in items)
 
     def choice(self, hf: str, gguf: str, default: Any, allowed: tuple[str, ...]) -> str:
         value = self._value(hf, gguf, default)
@@ -104,6 +120,15 @@ class Fields:
         if value is _REQUIRED:
             raise CheckpointFormatError(f"the checkpoint does not say {self.key(hf, gguf)}")
         return value
+
+
+def _plain(value: Any, key: str) -> Any:
+    """A GGUF file's array as a list: comparing an array gives an array, which is neither true nor false."""
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.size > _MOST_ITEMS:
+        raise CheckpointFormatError(f"{key} holds {value.size} numbers; at most {_MOST_ITEMS} are read")
+    return value.tolist()
 
 
 def _positive(value: Any, what: str) -> float:

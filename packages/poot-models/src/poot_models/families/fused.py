@@ -12,7 +12,8 @@ from poot_models.errors import CheckpointFormatError
 
 
 def split_fused(tensors: Mapping[str, WeightSource], config: DecoderConfig) -> dict[str, WeightSource]:
-    """`attn_qkv` as attn_q, attn_k and attn_v; `ffn_up` of twice the width, without a gate, as ffn_gate and ffn_up.
+    """`attn_qkv` as attn_q, attn_k and attn_v; `ffn_up` of twice the width as ffn_gate and ffn_up, where a layer has a
+    gate and the checkpoint none.
 
     Nothing is copied. Raises CheckpointFormatError for an attn_qkv that is not as long as its parts.
     """
@@ -25,7 +26,8 @@ def split_fused(tensors: Mapping[str, WeightSource], config: DecoderConfig) -> d
             if qkv is not None:
                 result |= _parts(qkv, {f"{prefix}attn_{n}.{kind}": w for n, w in (("q", q), ("k", kv), ("v", kv))})
             gate, up = f"{prefix}ffn_gate.{kind}", f"{prefix}ffn_up.{kind}"
-            if gate not in result and up in result and result[up].shape[0] == 2 * spec.ff:
+            gated = spec.between is None and gate not in result
+            if gated and up in result and result[up].shape[0] == 2 * spec.ff:
                 result |= _parts(result[up], {gate: spec.ff, up: spec.ff})
     return result
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from poot_executor.ir import Value
 from poot_models.blocks import DecoderBuilder, DecoderConfig, LayerSpec
 from poot_models.families.family import DECODER_TENSORS, Family
@@ -9,29 +11,51 @@ from poot_models.families.fields import Fields
 from poot_models.families.rotary import rotary, rotated_columns
 from poot_models.families.windows import windows
 
+# A layer's query heads, KV heads and feed-forward width.
+Widths = tuple[int, int, int]
 
-def configure(fields: Fields) -> DecoderConfig:
+
+def configure(
+    fields: Fields,
+    *,
+    eps: float | None = None,
+    gated: bool = True,
+    theta: float = 10000.0,
+    widths: Sequence[Widths] | None = None,
+) -> DecoderConfig:
+    """For other families too, which may say: `eps` if it is not under the name of that of RMS norms, whether
+    feed-forward parts have a gate (then its activation is SiLU), the default base of the rotary frequencies, and the
+    layers' widths if they are not stated as ever."""
     layers = fields.layer_count()
     hidden = fields.integer("hidden_size", "embedding_length")
-    heads = fields.per_layer("num_attention_heads", "attention.head_count", layers)
-    kv_heads = fields.per_layer("num_key_value_heads", "attention.head_count_kv", layers, list(heads))
-    head_dim = fields.integer("head_dim", "attention.key_length", max(1, hidden // heads[0]))
-    ff = fields.per_layer("intermediate_size", "feed_forward_length", layers)
-    fields.choice("hidden_act", "", "silu", ("silu",))
+    widths = _widths(fields, layers) if widths is None else widths
+    head_dim = fields.integer("head_dim", "attention.key_length", max(1, hidden // max(1, *(w[0] for w in widths))))
+    if gated:
+        fields.choice("hidden_act", "", "silu", ("silu",))
     # Files of the llama architecture order query and key rows for interleaved pairs.
-    spec = rotary(fields, rotated_columns(fields, head_dim))
+    spec = rotary(fields, rotated_columns(fields, head_dim), theta=theta)
     sizes = windows(fields, layers, lambda _: True)
     return DecoderConfig(
         vocabulary=fields.vocabulary(),
         hidden=hidden,
         tied=fields.tied(False),
         max_positions=fields.integer("max_position_embeddings", "context_length"),
-        eps=fields.number("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
-        layers=tuple(LayerSpec(heads[i], kv_heads[i], head_dim, ff[i], spec, sizes[i]) for i in range(layers)),
-        activation="silu",
+        eps=eps or fields.number("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
+        layers=tuple(
+            LayerSpec(heads, kv_heads, head_dim, ff, spec, window)
+            for (heads, kv_heads, ff), window in zip(widths, sizes, strict=True)
+        ),
+        activation="silu" if gated else None,
         rotary_style="interleaved" if fields.gguf else "half",
         query_scale=head_dim**-0.5,
     )
+
+
+def _widths(fields: Fields, layers: int) -> Sequence[Widths]:
+    heads = fields.per_layer("num_attention_heads", "attention.head_count", layers)
+    kv_heads = fields.per_layer("num_key_value_heads", "attention.head_count_kv", layers, list(heads))
+    ff = fields.per_layer("intermediate_size", "feed_forward_length", layers)
+    return tuple(zip(heads, kv_heads, ff, strict=True))
 
 
 def layer(b: DecoderBuilder, index: int, h: Value) -> Value:

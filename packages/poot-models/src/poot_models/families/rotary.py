@@ -9,6 +9,7 @@ from typing import Any
 
 from poot_executor.ops import RotarySpec
 from poot_models.blocks import LongRotary, Rotary
+from poot_models.encodings.vectors import numbers
 from poot_models.errors import CheckpointFormatError, UnsupportedArchitectureError
 from poot_models.families.fields import Fields, positive
 
@@ -56,11 +57,9 @@ def _divisors(fields: Fields, name: str, dim: int) -> Sequence[float] | None:
     source = fields.tensors.get(name)
     if source is None:
         return None
-    from poot_executor.encodings.dequantise import dequantise
-
     if source.shape != (dim // 2,):
         raise CheckpointFormatError(f"{name} is {source.shape}, not ({dim // 2},)")
-    return _factors(dequantise(source).tolist(), name, dim)
+    return _factors(numbers(source), name, dim)
 
 
 def _factors(values: Any, name: str, dim: int) -> Sequence[float]:

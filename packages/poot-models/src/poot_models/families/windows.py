@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from poot_models.errors import CheckpointFormatError
 from poot_models.families.fields import Fields
 
@@ -37,7 +35,7 @@ def _flags(fields: Fields, layers: int, windowed: Callable[[int], bool]) -> list
             raise CheckpointFormatError(f"layer_types may hold {' and '.join(_KINDS)}")
         return [_KINDS[kind] for kind in kinds]
     pattern = fields.raw("sliding_window_pattern", "attention.sliding_window_pattern")
-    if isinstance(pattern, np.ndarray) and len(pattern) == layers:
+    if isinstance(pattern, list) and len(pattern) == layers:
         return [bool(item) for item in pattern]
     if pattern is None:
         return [windowed(index) for index in range(layers)]
