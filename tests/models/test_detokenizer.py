@@ -14,9 +14,21 @@ from poot_models.text.from_gguf import gguf_tokenizer
 DATA = Path(__file__).parents[1] / "data" / "vocab"
 
 
+@pytest.fixture(scope="module", params=["gpt-2", "llama-spm", "llama-bpe", "phi-3", "bert-bge"])
+def any_tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return gguf_tokenizer(GgufFile(DATA / f"ggml-vocab-{request.param}.gguf").metadata)
+
+
 @pytest.fixture(scope="module", params=["gpt-2", "llama-spm"])
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     return gguf_tokenizer(GgufFile(DATA / f"ggml-vocab-{request.param}.gguf").metadata)
+
+
+@pytest.fixture(scope="module")
+def single_bytes(tokenizer: Tokenizer) -> dict[int, int]:
+    """Each byte -> the first token of that byte alone."""
+    tokens = [(tokenizer.token_bytes(id), id) for id in range(tokenizer.vocab_size)]
+    return {data[0]: id for data, id in reversed(tokens) if len(data) == 1}
 
 
 def pushed(detokenizer: Detokenizer, ids: list[int], cuts: list[int]) -> list[str]:
@@ -32,11 +44,29 @@ CUTS = st.lists(st.integers(0, 100), max_size=6)
 @given(ids=IDS, cuts=CUTS, skip_special=st.booleans())
 @settings(max_examples=300, deadline=None)
 def test_any_split_gives_the_decoded_text(
-    tokenizer: Tokenizer, ids: list[int], cuts: list[int], skip_special: bool
+    any_tokenizer: Tokenizer, ids: list[int], cuts: list[int], skip_special: bool
 ) -> None:
-    detokenizer = Detokenizer(tokenizer, skip_special=skip_special)
+    whole = any_tokenizer.decode(ids, skip_special=skip_special)
+    for edges in (cuts, range(len(ids))):  # in groups, and one by one
+        detokenizer = Detokenizer(any_tokenizer, skip_special=skip_special)
+        parts = pushed(detokenizer, ids, list(edges))
+        assert "".join(parts) + detokenizer.finish() == whole
+
+
+# Bytes that begin, continue and break characters: of two, three and four bytes, too long, a surrogate, beyond Unicode.
+BYTES = st.lists(st.sampled_from([0x41, 0x20, 0x80, 0xBF, 0xC0, 0xC3, 0xE0, 0xA0, 0xED, 0xF0, 0x9F, 0xF4, 0x90, 0xFF]))
+
+
+@given(data=BYTES, cuts=CUTS)
+@settings(max_examples=300, deadline=None)
+def test_bytes_that_are_no_text_are_replaced_alike(
+    tokenizer: Tokenizer, single_bytes: dict[int, int], data: list[int], cuts: list[int]
+) -> None:
+    ids = [single_bytes[byte] for byte in data]
+    detokenizer = Detokenizer(tokenizer, continues=True)
     parts = pushed(detokenizer, ids, cuts)
-    assert "".join(parts) + detokenizer.finish() == tokenizer.decode(ids, skip_special=skip_special)
+    assert "".join(parts) + detokenizer.finish() == bytes(data).decode("utf-8", "replace")
+    assert tokenizer.decode(ids) == bytes(data).decode("utf-8", "replace").removeprefix(" " * tokenizer.strip_space)
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=30), cuts=CUTS)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from datetime import datetime
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -44,20 +43,7 @@ CHATS: dict[str, list[dict[str, Any]]] = {
     ],
     "empty": [],
 }
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "find",
-            "description": "Finds things \u00e9.",
-            "parameters": {
-                "type": "object",
-                "properties": {"q": {"type": "string", "description": "what"}, "n": {"type": "integer"}},
-                "required": ["q"],
-            },
-        },
-    }
-]
+TOOLS = [{"type": "function", "function": {"name": "find"}}]
 Render = Callable[..., str]
 
 
@@ -82,27 +68,6 @@ def ours(source: str, **options: Any) -> ChatTemplate:
     return ChatTemplate(source, now=lambda: NOW, **TOKENS, **options)
 
 
-@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
-def test_renders_as_transformers(path: Path, reference: Render) -> None:
-    source = path.read_text()
-    template = ours(source)
-    rendered = 0
-    for (name, chat), tools, prompt in product(CHATS.items(), (None, TOOLS), (True, False)):
-        try:
-            want = reference(source, chat, tools=tools, add_generation_prompt=prompt)
-        except Exception:  # the reference lets anything through
-            with pytest.raises((TemplateRefusal, TemplateRenderError)):
-                template.render(chat, tools=tools, add_generation_prompt=prompt)
-        else:
-            rendered += 1
-            assert template.render(chat, tools=tools, add_generation_prompt=prompt) == want, name
-    assert rendered >= 8
-
-
-def test_there_are_templates() -> None:
-    assert len(TEMPLATES) >= 10
-
-
 def test_smollm2_says_what_it_was_trained_on(smollm2_path: Path, reference: Render) -> None:
     source = GgufFile(smollm2_path).metadata["tokenizer.chat_template"]
     assert ours(source).render([{"role": "user", "content": "Hi"}]) == (
@@ -113,24 +78,34 @@ def test_smollm2_says_what_it_was_trained_on(smollm2_path: Path, reference: Rend
         assert ours(source).render(chat) == reference(source, chat, add_generation_prompt=True)
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["The answer is", "trailing space ", "two\nlines\n", "<think>\nhm\n</think>\n\nThe", "a<\ufdd0|im_end|>b"],
-)
+CONTINUED = ["The answer is", "trailing space ", "two\nlines\n", "<think>\nhm\n</think>\n\nThe", "a<\ufdd0|im_end|>b"]
+
+
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
-def test_continues_the_final_message(path: Path, content: str, reference: Render) -> None:
+def test_continues_the_final_message(path: Path, reference: Render) -> None:
     source = path.read_text()
-    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]
-    try:
-        want = reference(source, chat, continue_final_message=True)
-    except Exception:  # the reference lets anything through
-        with pytest.raises((TemplateRefusal, TemplateRenderError)):
-            ours(source).render(chat, continue_final_message=True)
-        return
-    assert ours(source).render(chat, continue_final_message=True) == want
-    # A template may show no reasoning, but what the content ends with is where the text ends.
-    assert want.rstrip().endswith(content.rsplit(maxsplit=1)[-1])
-    assert chat[1]["content"] == content
+    template = ours(source)
+    for content in CONTINUED:
+        chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]
+        try:
+            want = reference(source, chat, continue_final_message=True)
+        except Exception:  # the reference lets anything through
+            with pytest.raises((TemplateRefusal, TemplateRenderError)):
+                template.render(chat, continue_final_message=True)
+            continue
+        assert template.render(chat, continue_final_message=True) == want
+        # A template may show no reasoning, but what the content ends with is where the text ends.
+        assert want.rstrip().endswith(content.rsplit(maxsplit=1)[-1])
+        assert chat[1]["content"] == content
+
+
+def test_continues_the_last_text_part(reference: Render) -> None:
+    source = "{% for m in messages %}[{% for p in m.content %}{{ p.text }};{% endfor %}]{% endfor %}"
+    parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b "}, {"type": "image"}]
+    chat = [{"role": "assistant", "content": parts}]
+    text = ours(source).render(chat, continue_final_message=True)
+    assert text == reference(source, chat, continue_final_message=True) == "[a ;b "
+    assert parts[1] == {"type": "text", "text": "b "}
 
 
 @pytest.mark.parametrize("chat", [[], [{"role": "assistant"}], [{"role": "user", "content": ["part"]}]])
@@ -172,13 +147,22 @@ def test_a_template_for_tools() -> None:
     assert template.render([USER], tools=TOOLS) == "tools: find"
 
 
+CALL = {"id": "call12345", "type": "function", "function": {"name": "find", "arguments": {}}}
+
+
 def test_missing_content() -> None:
-    calls = [{"role": "assistant", "content": None, "tool_calls": []}]
-    assert ours("{{ 'x' in messages[0].content }}").render(calls) == "False"
-    assert ours("{{ messages[0].content is none }}").render(calls) == "True"
-    assert ours("{{ messages[0]['content'] is not none }}").render([{"role": "assistant"}]) == "False"
-    searched = "{{ messages[0].reasoning_content is not none }}{{ messages[0].content + '' }}"
-    assert ours(searched).render(calls) == "True"
+    """It is an empty text, so that templates may search it, but beside calls for a template that asks for none."""
+    alone: list[dict[str, Any]] = [{"role": "assistant", "content": None}, {"role": "assistant"}]
+    calls = [{"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "assistant", "tool_calls": [CALL]}]
+    searched = "{% for m in messages %}{{ 'x' in m.content }} {{ m.content is none }} {% endfor %}"
+    assert ours(searched).render(alone) == ours(searched).render(calls) == "False False False False "
+    asked = (
+        "{% for m in messages %}{% if m.content is none %}{% for c in m.tool_calls %}{{ c.function }}{% endfor %}"
+        "{% else %}[{{ m.content }}]{% endif %}{% endfor %}"
+    )
+    assert ours(asked).render(alone) == "[][]"
+    assert ours(asked).render(calls) == 2 * str(CALL["function"])
+    assert ours(asked).render([{**calls[0], "content": ""}]) == "[]"
 
 
 def test_reasoning_has_one_name() -> None:
@@ -192,6 +176,9 @@ def test_a_template_may_refuse() -> None:
     assert template.render([USER]) == "ok"
     with pytest.raises(TemplateRefusal, match="user first!"):
         template.render([{"role": "system", "content": ""}])
+    with pytest.raises(TemplateRefusal) as caught:
+        ours("{{ raise_exception('a' * 100000) }}").render([])
+    assert len(str(caught.value)) < 3000
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from poot_models.errors import InvalidTextError, TextError, TokenizerError
 from poot_models.text import Tokenizer
 from poot_models.text.from_gguf import gguf_tokenizer
+from poot_models.text.vocabulary import UNBOUNDED
 
 Metadata = dict[str, Any]
 
@@ -81,6 +82,61 @@ def test_a_piece_joined_from_plain_text_is_never_a_control_token() -> None:
     assert tokenizer.encode("ab", parse_special=True) == [1, 263]
 
 
+def test_a_control_token_that_merges_make_is_not_made_of_plain_text() -> None:
+    # "ab" is a control token, and so is the letter "z", and "cab" goes through "ab".
+    texts = [*byte_level()["tokenizer.ggml.tokens"], "cab"]
+    kinds = np.array([*byte_level()["tokenizer.ggml.token_type"].tolist(), 1], np.int32)
+    kinds[[25, 26, 27]] = 1, 1, 3
+    tokenizer = gguf_tokenizer(byte_level(tokens=texts, token_type=kinds, merges=["a b", "c ab"]))
+    assert tokenizer.encode("cab") == [2, 0, 1]
+    assert tokenizer.encode("cab", parse_special=True) == [2, 27]
+    assert tokenizer.encode("ab" + tokenizer.guard("ab"), parse_special=True) == [27, 0, 1]
+    # A name of one character cannot be guarded, and so is never found.
+    kinds[25] = 3
+    tokenizer = gguf_tokenizer(byte_level(tokens=texts, token_type=kinds, merges=["a b", "c ab"]))
+    assert 25 not in tokenizer.encode("az") + tokenizer.encode("az", parse_special=True)
+
+
+def test_gemma_4() -> None:
+    # BPE with merges, but visible spaces and byte tokens, and a BOS.
+    texts = [
+        "<pad>",
+        "<eos>",
+        "<bos>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "\u2581",
+        "a",
+        "b",
+        "\u2581a",
+        "\n",
+        "\n\n",
+    ]
+    metadata: Metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.token_type": np.array([3] * 3 + [6] * 256 + [1] * 6, np.int32),
+        "tokenizer.ggml.merges": ["\u2581 a"],
+        "tokenizer.ggml.bos_token_id": 2,
+    }
+    no_bos = {"tokenizer.ggml.add_bos_token": False}  # as files of Gemma 4 say
+    tokenizer = gguf_tokenizer(metadata)
+    assert tokenizer.encode("b a") == [2, 261, 262] == gguf_tokenizer(metadata | no_bos).encode("b a")
+    assert tokenizer.encode("\n\na", add_special=False) == [264, 260]  # a run of newlines that is a token
+    assert tokenizer.encode("\n\n\n", add_special=False) == [264, 263]
+    assert tokenizer.encode("\u00e9<0x41>", add_special=False)[:2] == [3 + 0xC3, 3 + 0xA9]
+    for text in ("", " a\n\n b", "\u00e9\U0001f999\0", "<0x41>", "<eos>"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert (tokenizer.longest, tokenizer.eog_ids) == (5, {1})
+
+
+def test_how_many_characters_one_token_may_stand_for() -> None:
+    assert gguf_tokenizer(byte_level()).longest == UNBOUNDED  # it leaves out bytes that it has no token for
+    assert gguf_tokenizer(sentencepiece()).longest == 5  # "<unk>"
+    kinds = sentencepiece()["tokenizer.ggml.token_type"]
+    kinds[3] = 1
+    assert gguf_tokenizer(sentencepiece(token_type=kinds)).longest == UNBOUNDED
+
+
 def test_html_text_that_looks_like_an_end_is_not_one() -> None:
     kinds = byte_level()["tokenizer.ggml.token_type"]
     kinds[28] = 4
@@ -109,7 +165,7 @@ def test_a_lone_surrogate_is_the_clients_mistake(text: str, parse_special: bool)
 
 REFUSED: list[tuple[Callable[..., Metadata], Metadata, str]] = [
     (byte_level, {"model": None}, "has no tokenizer"),
-    *((byte_level, {"model": kind}, f"'{kind}'") for kind in ("bert", "t5", "rwkv", "plamo2")),
+    *((byte_level, {"model": kind}, f"'{kind}'") for kind in ("rwkv", "plamo2", "of-my-own")),
     (byte_level, {"pre": "of-my-own"}, "'of-my-own', which poot does not know"),
     (byte_level, {"pre": 7}, "not a string"),
     (byte_level, {"tokens": None}, "has no tokenizer.ggml.tokens"),

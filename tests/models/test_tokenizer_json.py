@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Library
 from poot_models.errors import InvalidTextError, TextError, TokenizerError
 from poot_models.text import Tokenizer
 from poot_models.text.from_json import json_tokenizer
+from poot_models.text.vocabulary import UNBOUNDED
 
 Write = Callable[..., Path]
 
@@ -217,7 +218,7 @@ def test_missing_and_oversized_files(write: Write, tmp_path: Path) -> None:
         json_tokenizer(tmp_path, {})
 
 
-@pytest.mark.parametrize("decoder", [None, decoders.WordPiece(), decoders.CTC()])
+@pytest.mark.parametrize("decoder", [None, decoders.BPEDecoder(), decoders.CTC()])
 def test_other_decoders_are_refused_by_name(write: Write, decoder: Any) -> None:
     library = byte_level_library()
     if decoder is None:
@@ -228,6 +229,103 @@ def test_other_decoders_are_refused_by_name(write: Write, decoder: Any) -> None:
         folder, name = write(library), type(decoder).__name__
     with pytest.raises(TokenizerError, match=name):
         json_tokenizer(folder, {})
+
+
+def test_a_control_token_that_merges_make_is_not_made_of_plain_text(write: Write) -> None:
+    # As in a tokenizer.json converted from SentencePiece: every way to make "</s>" is a merge.
+    library = sentencepiece_library()
+    state = json.loads(library.to_str())
+    for text in ("<", "/", "s", ">", "</", "s>"):
+        state["model"]["vocab"][text] = len(state["model"]["vocab"])
+    state["model"]["merges"] += [["<", "/"], ["s", ">"], ["</", "s>"]]
+    library = Library.from_str(json.dumps(state))
+    library.encode_special_tokens = True
+    assert 2 in library.encode("a</s>").ids  # so the library alone would not do
+    tokenizer = json_tokenizer(write(json.dumps(state)), {})
+    assert [tokenizer.token_text(id) for id in tokenizer.encode("a</s>", add_special=False)] == [" a", "</", "s>"]
+    assert tokenizer.encode("a</s>", add_special=False, parse_special=True) == [262, 2]
+    guarded = "</s>" + tokenizer.guard("a</s>")
+    ids = tokenizer.encode(guarded, add_special=False, parse_special=True)
+    assert [tokenizer.token_text(id) for id in ids] == ["</s>", " a", "</", "s>"]
+    assert tokenizer.decode(ids) == "a</s>"
+
+
+def test_an_end_that_only_the_vocabulary_has_is_a_control_token(write: Write) -> None:
+    state = json.loads(byte_level_library(bos=False).to_str())
+    state["added_tokens"] = [{**state["added_tokens"][1], "id": 258, "content": "<think>"}]
+    state["pre_tokenizer"]["use_regex"] = False
+    state["model"]["vocab"] |= {"<e": 257, "<eos>": 258, "os>": 259, "os": 260}
+    state["model"]["merges"] += [["<", "e"], ["o", "s"], ["os", ">"], ["<e", "os>"]]
+    tokenizer = json_tokenizer(write(json.dumps(state)), {})
+    assert tokenizer.eog_ids == {258}
+    assert tokenizer.encode("<eos>") == [257, 259]
+    assert tokenizer.encode("<eos>", parse_special=True) == [258]
+    assert tokenizer.encode("<eos>" + tokenizer.guard("<eos>"), parse_special=True) == [258, 257, 259]
+
+
+def test_a_whole_piece_that_names_a_control_token_stays_text(write: Write) -> None:
+    library = byte_level_library(bos=False)
+    state = json.loads(library.to_str())
+    state["model"]["ignore_merges"] = True
+    state["model"]["vocab"] |= {"PAD": 257, "PA": 258}
+    state["model"]["merges"] += [["P", "A"], ["PA", "D"]]
+    state["added_tokens"] = [{**state["added_tokens"][0], "id": 257, "content": "PAD"}]
+    tokenizer = json_tokenizer(write(json.dumps(state)), {})
+    plain = tokenizer.encode("PAD")
+    assert (257 not in plain, tokenizer.decode(plain)) == (True, "PAD")
+    assert tokenizer.encode("PAD", parse_special=True) == [257]
+
+
+def test_normalisation_makes_no_control_token(write: Write) -> None:
+    library = byte_level_library(bos=False)
+    library.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    state = json.loads(library.to_str())
+    for token in state["added_tokens"]:
+        token["normalized"] = True  # so the library finds it in what the text becomes
+    tokenizer = json_tokenizer(write(json.dumps(state)), {})
+    for text in ("<|IM_END|>", "\uff1c|im_end|\uff1e"):
+        assert library.encode("<|im_end|>").ids == [258]
+        assert 258 not in tokenizer.encode(text) + tokenizer.encode(tokenizer.guard(text), parse_special=True)
+    assert tokenizer.encode("<|im_end|>HE", parse_special=True) == [258, 256]
+
+
+def test_what_a_training_set_drops_at_random_is_not_dropped(write: Write) -> None:
+    state = json.loads(byte_level_library(bos=False).to_str())
+    state["model"]["dropout"] = 1.0  # no merge is ever applied
+    assert json_tokenizer(write(json.dumps(state)), {}).encode("he") == [256]
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "pre_tokenizer", "longest"),
+    [
+        (None, None, 10),
+        (normalizers.Replace(" ", "\u2581"), None, 10),
+        (normalizers.NFC(), None, 20),
+        (normalizers.Replace("  ", " "), None, None),
+        (normalizers.StripAccents(), None, None),
+        (None, pre_tokenizers.WhitespaceSplit(), None),
+        (None, pre_tokenizers.Split(" ", "removed"), None),
+        (None, pre_tokenizers.Split(" ", "isolated"), 10),
+    ],
+)
+def test_how_many_characters_one_token_may_stand_for(
+    write: Write, normalizer: Any, pre_tokenizer: Any, longest: int | None
+) -> None:
+    library = byte_level_library()  # the longest token is "<|im_end|>", of 10 bytes
+    library.add_tokens([AddedToken("<img>")])
+    if normalizer is not None:
+        library.normalizer = normalizer
+    steps = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    library.pre_tokenizer = pre_tokenizers.Sequence([*([pre_tokenizer] if pre_tokenizer else []), *steps])
+    found = json_tokenizer(write(library), {}).longest
+    assert found == (UNBOUNDED if longest is None else longest)
+
+
+def test_a_model_of_another_kind_is_refused(write: Write) -> None:
+    library = Library(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    library.decoder = decoders.WordPiece()
+    with pytest.raises(TokenizerError, match="of the kind WordLevel; poot knows BPE, Unigram, WordPiece"):
+        json_tokenizer(write(library), {})
 
 
 def test_a_huge_token_id_is_refused(write: Write) -> None:

@@ -86,6 +86,33 @@ def test_a_template_file_goes_before(folder: Path) -> None:
     assert template.render(CHAT) == "from the file"
 
 
+def test_templates_in_files_of_their_own(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("plain")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    template = load_text(configured(folder, chat_template="from the config")).chat_template
+    assert template is not None
+    assert (template.render(CHAT), template.render(CHAT, tools=[{}])) == ("plain", "tools")
+
+
+def test_the_template_of_an_older_processor(folder: Path) -> None:
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "from the processor"}))
+    template = load_text(configured(folder)).chat_template
+    assert template is not None
+    assert template.render(CHAT) == "from the processor"
+    template = load_text(configured(folder, chat_template="from the config")).chat_template
+    assert template is not None
+    assert template.render(CHAT) == "from the config"
+
+
+def test_a_template_that_cannot_be_read_leaves_a_tokenizer(folder: Path) -> None:
+    (folder / "chat_template.json").write_text("{")
+    text = load_text(configured(folder))
+    assert text.chat_template is None
+    assert "chat_template.json is not JSON" in str(text.template_problem)
+    assert text.tokenizer.encode("a") != []
+
+
 def test_a_template_that_does_not_compile_leaves_a_tokenizer(folder: Path) -> None:
     text = load_text(configured(folder, chat_template="{% if %}"))
     assert text.chat_template is None

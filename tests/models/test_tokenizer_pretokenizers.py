@@ -1,5 +1,7 @@
 """Where text is cut before BPE, for every name that a GGUF file may give."""
 
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,6 +81,13 @@ def pieces(cut: PreTokenizer, text: str) -> list[str]:
         ("seed-coder", "a.\n1", ["a", ".", "\n", "1"]),
         ("falcon", "a1234`b", ["a", "123", "4", "`", "b"]),
         ("", "a...b", ["a", "...", "b"]),
+        ("deepseek-llm", "a   \n  ", ["a", "   ", "\n", "  "]),
+        ("superbpe", "1234567 12 345\u00b2", ["1", "234", "567", " ", "12", " ", "345\u00b2"]),
+        ("afmoe", "1234567 ab\u4e2d 12", ["1", "234", "567", " ab", "\u4e2d", " ", "12"]),
+        ("chameleon", "a  b IMGIMGABZ 12", ["a", "  ", "b", " ", "IMGIMGABZ", " ", "1", "2"]),
+        ("gemma4", "a b\n\n\nc", ["a b", "\n\n\n", "c"]),
+        ("sarvam-moe", "a b\nc", ["a b", "\n", "c"]),
+        ("granite-embed-multi-97m", "don't 1234", ["don't", " ", "123", "4"]),
     ],
 )
 def test_pieces(name: str, text: str, expected: list[str]) -> None:
@@ -88,6 +97,10 @@ def test_pieces(name: str, text: str, expected: list[str]) -> None:
 PUBLISHED = {name: (GGUF_PRE_TOKENIZER_SPLITS[name],) for name in set(KNOWN) & set(GGUF_PRE_TOKENIZER_SPLITS)} | {
     "kimi-k2": (KIMI_K2,),
     "tiny_aya": (r"\d{1,3}(?=(?:\d{3})*\b)", GGUF_PRE_TOKENIZER_SPLITS["gpt-4o"]),
+    # The models' own patterns, which take a time that goes with the square of some texts.
+    "deepseek-llm": tuple(r"\s+$" if part.endswith(r"\z") else part for part in pretokenizer("deepseek-llm").patterns),
+    "jais-2": tuple(part.replace(r"(?<![^\S\r\n])", "") for part in pretokenizer("jais-2").patterns),
+    "superbpe": (r"\p{N}+", r"(?=(\d{3})+(?!\d))"),
 }
 
 
@@ -128,6 +141,8 @@ def test_pieces_are_those_of_the_library(name: str, library: PreTokenizer, data:
 
 def byte_vocabulary(name: str) -> Tokenizer:
     """Every byte alone, a few merges, and "abc", which no merges make."""
+    if not pretokenizer(name).byte_level:
+        return visible_vocabulary(name)
     texts = [*sorted(ByteLevel.alphabet()), "ab", "\u0120a", "\u0120\u0120", "12", "\u00e4\u00b8", "abc"]
     metadata: dict[str, Any] = {
         "tokenizer.ggml.model": "gpt2",
@@ -135,6 +150,20 @@ def byte_vocabulary(name: str) -> Tokenizer:
         "tokenizer.ggml.tokens": texts,
         "tokenizer.ggml.token_type": np.ones(len(texts), np.int32),
         "tokenizer.ggml.merges": ["a b", "\u0120 a", "\u0120 \u0120", "1 2", "\u00e4 \u00b8"],
+    }
+    return gguf_tokenizer(metadata)
+
+
+def visible_vocabulary(name: str) -> Tokenizer:
+    """The same with SentencePiece's visible space and byte tokens."""
+    texts = [*(f"<0x{byte:02X}>" for byte in range(256)), "a", "b", "\u2581", "ab", "\u2581a", "\n", "\n\n"]
+    metadata: dict[str, Any] = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": name,
+        "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.token_type": np.array([6] * 256 + [1] * 7, np.int32),
+        "tokenizer.ggml.merges": ["a b", "\u2581 a"],
+        "tokenizer.ggml.bos_token_id": 0,
     }
     return gguf_tokenizer(metadata)
 
@@ -173,6 +202,34 @@ def test_pieces_that_are_tokens(name: str, whole: bool) -> None:
     tokenizer = byte_vocabulary(name)
     words = [tokenizer.token_text(id) for id in tokenizer.encode("abc", add_special=False)]
     assert words == (["abc"] if whole else ["ab", "c"])
+
+
+# Each kind of run that a pattern may look along again and again, with something else after it.
+RUNS = {
+    "spaces": " ",
+    "wide spaces": "\u3000",
+    "newlines": "\n",
+    "both": " \n",
+    "digits": "1",
+    "letters": "a",
+    "signs": ".",
+}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_time_goes_with_the_length_of_a_text(run: str) -> None:
+    # A pattern that looks at the rest of a run again at each of its characters takes half a minute or more for one.
+    text = run * (100_000 // len(run)) + ("!" if run == "1" else "1")
+    cuts = {pretokenizer(name).patterns: name for name in KNOWN}
+    for patterns, name in cuts.items():
+        began = time.process_time()
+        assert "".join(pieces(split(*patterns), text)) == text
+        assert time.process_time() - began < 5, name
+
+
+def test_the_documents_name_every_pre_tokenizer() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "tokenizers.md").read_text("utf-8")
+    assert [name for name in KNOWN if f"`{name}`" not in text] == [""]
 
 
 @pytest.mark.parametrize("digits", ["1" * 200_000, "1" * 200_000 + "a"])

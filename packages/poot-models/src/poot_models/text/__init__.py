@@ -7,6 +7,7 @@ from poot_models.text.detokenizer import Detokenizer
 from poot_models.text.load import TextModel, load_text, open_text
 from poot_models.text.stop import StopMatcher
 from poot_models.text.template import ChatTemplate
+from poot_models.text.template_habits import Habits
 from poot_models.text.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "Detokenizer", "StopMatcher", "TextModel", "Tokenizer", "load_text", "open_text"]
+__all__ = ["ChatTemplate", "Detokenizer", "Habits", "StopMatcher", "TextModel", "Tokenizer", "load_text", "open_text"]

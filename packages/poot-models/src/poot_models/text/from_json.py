@@ -14,12 +14,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poot_models.errors import TokenizerError
+from poot_models.text.encoders import build_encoders
+from poot_models.text.json_model import checked_file, model_without, normal_longest
 from poot_models.text.library import library_errors
-from poot_models.text.tokenizer import GUARD, Encoders, Tokenizer
-from poot_models.text.vocabulary import SPACE, Vocabulary, byte_level_pieces, end_names, sentencepiece_pieces
+from poot_models.text.tokenizer import Tokenizer
+from poot_models.text.vocabulary import (
+    CONTINUES,
+    SPACE,
+    UNBOUNDED,
+    Vocabulary,
+    byte_level_alphabet,
+    byte_level_pieces,
+    end_names,
+    sentencepiece_pieces,
+    wordpiece_pieces,
+)
 
 if TYPE_CHECKING:
-    from tokenizers import AddedToken
     from tokenizers import Tokenizer as Encoder
 
 __all__ = ["json_tokenizer", "read_object", "special_names"]
@@ -35,8 +46,10 @@ def json_tokenizer(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer of a checkpoint directory. ``config``: its ``config.json``.
 
     Raises ``TokenizerError`` if ``tokenizer.json`` is missing, over 64 MiB, broken, or decodes its tokens in a way
-    other than byte-level BPE's or SentencePiece's.
+    other than byte-level BPE's, SentencePiece's or WordPiece's.
     """
+    from tokenizers import AddedToken
+
     path = directory / "tokenizer.json"
     if not path.is_file():
         old = directory / "tokenizer.model"
@@ -46,14 +59,16 @@ def json_tokenizer(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
             else "add the model's tokenizer.json"
         )
         raise TokenizerError(f"{directory} has no tokenizer.json: {advice}")
-    encoder = _parse(_read(path, _MAX_TOKENIZER), path)
+    file = checked_file(path, _read(path, _MAX_TOKENIZER))
+    encoder = _parse(file.data, path)
     added = encoder.get_added_tokens_decoder()
     texts, ids = _texts(encoder, path)
     marked = frozenset(id for id, token in added.items() if token.special)
     names = special_names(directory)
     found = end_names(ids, marked.__contains__)
     special = marked | found
-    pieces, strip_space = _pieces(encoder, texts, added.keys(), special, path)
+    model, fallback = model_without(encoder, file, {id: texts[id] for id in special}, ids)
+    pieces, strip_space, whole = _pieces(encoder, texts, added.keys(), special, path)
     bos, eos = (ids.get(names.get(name, "")) for name in ("bos_token", "eos_token"))
     generation = read_object(directory / "generation_config.json") or config
     ends = [id for id in _int_ids(generation.get("eos_token_id")) if 0 <= id < len(texts)]
@@ -66,9 +81,17 @@ def json_tokenizer(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
         eos_id=eos,
         eog_ids=found.union(ends, () if eos is None else (eos,)),
         strip_space=strip_space,
+        longest=normal_longest(encoder, max(map(len, pieces))) if whole or fallback else UNBOUNDED,
     )
     prefix, suffix = _surround(encoder, path, bos, eos)
-    encoders = _encoders(encoder, {id: _raw(token, id in special) for id, token in added.items()})
+    encoders = build_encoders(
+        model,
+        added | {id: AddedToken(texts[id], normalized=False, special=True) for id in special - added.keys()},
+        special,
+        normalizers=() if encoder.normalizer is None else (encoder.normalizer,),
+        pre_tokenizer=encoder.pre_tokenizer,
+        fallback=fallback,
+    )
     return Tokenizer(encoders, vocabulary, prefix=prefix, suffix=suffix)
 
 
@@ -138,18 +161,22 @@ def _texts(encoder: Encoder, path: Path) -> tuple[list[str], dict[str, int]]:
 
 def _pieces(
     encoder: Encoder, texts: Sequence[str], added: Iterable[int], special: frozenset[int], path: Path
-) -> tuple[list[bytes], bool]:
-    """(the bytes of each token, whether decoding drops the first space), from the file's ``decoder``."""
+) -> tuple[list[bytes], bool, bool]:
+    """(the bytes of each token, whether decoding drops the first space, whether BPE has a token for each byte), from
+    the file's ``decoder``."""
     state: dict[str, Any] = json.loads(encoder.decoder.__getstate__()) if encoder.decoder is not None else {}
     steps = state.get("decoders", [state])
     kinds = {step.get("type") for step in steps}
     if "ByteLevel" in kinds:
-        return byte_level_pieces(texts, added), False
+        whole = {chr(stand_in) for stand_in in byte_level_alphabet()} <= set(texts)
+        return byte_level_pieces(texts, added), False, whole
+    if kinds == {"WordPiece"}:
+        return wordpiece_pieces(texts, special, steps[0].get("prefix", CONTINUES)), True, False
     spaces = any(step.get("pattern") == {"String": SPACE} and step.get("content") == " " for step in steps)
     if not (spaces or "Metaspace" in kinds) or not kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
         named = ", ".join(sorted(str(kind) for kind in kinds if kind)) or "none"
         raise TokenizerError(
-            f"{path} has a decoder poot does not know ({named}); it knows ByteLevel and SentencePiece's"
+            f"{path} has a decoder poot does not know ({named}); it knows ByteLevel, SentencePiece's and WordPiece"
         )
     bytes_too = [id for id, text in enumerate(texts) if _BYTE.fullmatch(text)] if "ByteFallback" in kinds else []
     strip = any(
@@ -157,7 +184,8 @@ def _pieces(
         or (step["type"] == "Metaspace" and step.get("prepend_scheme") != "never")
         for step in steps
     )
-    return sentencepiece_pieces(texts, bytes_too, special), strip
+    whole = type(encoder.model).__name__ == "BPE" and len(bytes_too) == 256
+    return sentencepiece_pieces(texts, bytes_too, special), strip, whole
 
 
 def _surround(encoder: Encoder, path: Path, bos: int | None, eos: int | None) -> tuple[list[int], list[int]]:
@@ -174,35 +202,6 @@ def _surround(encoder: Encoder, path: Path, bos: int | None, eos: int | None) ->
         full: list[int] = encoder.encode("a", add_special_tokens=True).ids
     start = next((at for at in range(len(full)) if full[at : at + len(bare)] == bare), len(full))
     return full[:start], full[start + len(bare) :]
-
-
-def _encoders(encoder: Encoder, added: Mapping[int, AddedToken]) -> Encoders:
-    from tokenizers.normalizers import Replace
-    from tokenizers.normalizers import Sequence as InTurn
-
-    def view() -> Encoder:
-        made = type(encoder)(encoder.model)  # the model itself is shared
-        for name in ("normalizer", "pre_tokenizer"):
-            if (step := getattr(encoder, name)) is not None:
-                setattr(made, name, step)
-        made.add_tokens([added[id] for id in sorted(added)])  # in turn, and so with the ids they had
-        return made
-
-    plain, guarded = view(), view()
-    plain.encode_special_tokens = True
-    unguard = Replace(GUARD, "")
-    guarded.normalizer = InTurn([unguard] if encoder.normalizer is None else [unguard, encoder.normalizer])
-    return Encoders(plain=plain, special=encoder, guarded=guarded)
-
-
-def _raw(token: AddedToken, special: bool) -> AddedToken:
-    """A control token is found in the text as it came, before GUARDs are taken out, or they would guard nothing."""
-    from tokenizers import AddedToken
-
-    if not special:
-        return token
-    strips = {"lstrip": token.lstrip, "rstrip": token.rstrip}
-    return AddedToken(token.content, **strips, single_word=token.single_word, normalized=False, special=True)
 
 
 def _int_ids(value: object) -> list[int]:

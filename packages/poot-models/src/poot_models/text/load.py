@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from poot_models.errors import TemplateError, TokenizerError
+from poot_models.errors import ModelError, TemplateError, TokenizerError
 from poot_models.text.from_gguf import gguf_tokenizer
 from poot_models.text.from_json import json_tokenizer, read_object, special_names
 from poot_models.text.template import ChatTemplate
@@ -44,16 +44,25 @@ class TextModel:
 
 
 def open_text(path: str | Path) -> TextModel:
-    """``load_text`` of the checkpoint at ``path``; its weights are not read."""
+    """``load_text`` of the checkpoint at ``path`` (any part of a split one); its weights are not read.
+
+    Raises ``CheckpointError`` and ``TokenizerError``, which name the path.
+    """
     from poot_models.checkpoint import open_checkpoint
 
-    with open_checkpoint(Path(path)) as checkpoint:
-        return load_text(checkpoint)
+    try:
+        with open_checkpoint(Path(path)) as checkpoint:
+            return load_text(checkpoint)
+    except ModelError as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from error
 
 
 def load_text(checkpoint: TextSource) -> TextModel:
     """The tokenizer and chat template of a checkpoint. Raises ``TokenizerError`` if its tokenizer cannot be used."""
     directory = Path(checkpoint.path)
+    unread: str | None = None
     if checkpoint.format == "gguf":
         tokenizer = gguf_tokenizer(checkpoint.metadata)
         names = _gguf_names(checkpoint.metadata, tokenizer)
@@ -61,11 +70,14 @@ def load_text(checkpoint: TextSource) -> TextModel:
     elif checkpoint.format == "safetensors":
         tokenizer = json_tokenizer(directory, checkpoint.metadata)
         names = special_names(directory)
-        sources = _directory_templates(directory)
+        try:
+            sources = _directory_templates(directory)
+        except (OSError, TokenizerError) as error:
+            sources, unread = {}, f"the chat template cannot be read: {error}"
     else:
         raise TokenizerError(f"a checkpoint of the format {checkpoint.format!r} has no tokenizer that poot reads")
     template, problem = _template(sources, names)
-    return TextModel(tokenizer, template, problem, names)
+    return TextModel(tokenizer, template, unread or problem, names)
 
 
 def _template(sources: Mapping[str, str], names: Mapping[str, str]) -> tuple[ChatTemplate | None, str | None]:
@@ -88,21 +100,34 @@ def _gguf_names(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, 
     ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
     for name, key in (("unk_token", "unknown"), ("pad_token", "padding")):
         value = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        ids[name] = int(value) if value is not None and 0 <= value < tokenizer.vocab_size else None
+        known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < tokenizer.vocab_size
+        ids[name] = value if known else None
     return {name: tokenizer.token_text(id) for name, id in ids.items() if id is not None}
 
 
 def _directory_templates(directory: Path) -> dict[str, str]:
-    """``chat_template.jinja`` if it is there, else what ``tokenizer_config.json`` holds: a template, or named ones."""
-    file = directory / "chat_template.jinja"
-    if file.is_file():
-        with file.open("rb") as source:
-            return {"default": source.read(_MAX_TEMPLATE).decode("utf-8", "replace")}
+    """The templates of a directory by name, as transformers writes them.
+
+    ``chat_template.jinja`` with ``additional_chat_templates/NAME.jinja`` beside it; else what ``tokenizer_config.json``
+    holds, a template or named ones; else the one of ``chat_template.json``, where processors of older releases kept it.
+    """
+    files = {"default": directory / "chat_template.jinja"}
+    files["tool_use"] = directory / "additional_chat_templates" / "tool_use.jinja"
+    found = {name: _template_text(file) for name, file in files.items() if file.is_file()}
+    if "default" in found:
+        return found
     value = read_object(directory / "tokenizer_config.json").get("chat_template")
+    if value is None:
+        value = read_object(directory / "chat_template.json").get("chat_template")
     if isinstance(value, str):
-        return {"default": value}
+        return {"default": value, **found}
     named: dict[str, str] = {}
     for item in value if isinstance(value, list) else ():
         if isinstance(item, dict) and isinstance(item.get("name"), str) and isinstance(item.get("template"), str):
             named[item["name"]] = item["template"]
-    return named
+    return named | found
+
+
+def _template_text(file: Path) -> str:
+    with file.open("rb") as source:
+        return source.read(_MAX_TEMPLATE).decode("utf-8", "replace")

@@ -1,11 +1,12 @@
-"""Pre-tokenizers of byte-level BPE vocabularies, by their GGUF name.
+"""Pre-tokenizers of BPE vocabularies, by their GGUF name.
 
 A GGUF file names its pre-tokenizer in ``tokenizer.ggml.pre``. The patterns are those of the models' own
 ``tokenizer.json`` files, as llama.cpp states them (``llm_tokenizer_bpe``; the model that a name comes from stands in
 its ``convert_hf_to_gguf_update.py``), and the grouping of names is llama.cpp's (``llama_vocab::impl::load``). A name
-that is not here is refused: a wrong pattern gives plausible, wrong token ids. Not here are the names of encoders for
-embeddings (``jina-*``, ``roberta-bpe``, ``modern-bert``, ``whitespace``, ``granite-embed-*``), of vocabularies that are
-not byte-level (``gemma4``, ``sarvam-moe``), and ``afmoe``, ``chameleon`` and ``superbpe``.
+that is not here is refused: a wrong pattern gives plausible, wrong token ids. Of llama.cpp's names only ``whitespace``
+is not here: its encoder drops what it does not know.
+
+A pattern looks at each character a bounded number of times, whatever the text: the server runs it on text of clients.
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ _YOUTU = (
     "|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
     _CASED + r"\p{N}" + _CASED_TAIL,
 )
+# The lookbehind is not in the model's own pattern. After white space that is no newline, none can follow in that run:
+# it would have been in the piece before. Looking for one would read the rest of the run for each of its pieces.
 _JAIS2 = (
-    _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|(?<![^\S\r\n])\s*[\r\n]+"
     r"|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)"
     r"|\s{1,2}(?!\S)|\s{1}"
 )
@@ -83,7 +86,8 @@ _DEEPSEEK_LLM = (
     "[\r\n]",
     r"\s?" + _DEEPSEEK_LETTERS + "+",
     "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-    r"\s+$",
+    # \s+$ in the model's own pattern, which would read the rest of a run of spaces again for each of them.
+    r"(?<!\s)\s++\z",
     _DEEPSEEK_CJK,
     r"\p{N}+",
 )
@@ -95,6 +99,26 @@ _MARKED = _MARK_AND_WORD + r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CHINESE_JAPANESE = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _DEEPSEEK_V3 = (r"\p{N}{1,3}", _CHINESE_JAPANESE, _MARKED)
 _SPARK = (r"\p{N}{1,3}", _CHINESE_JAPANESE, _MARK_AND_WORD + r"|[\r\n]|\s+(?!\S)|\s+", r"\p{N}")
+# Trinity: digits in threes from the right, each run of them counted once.
+_AFMOE = (
+    r"\p{N}+",
+    r"\A\p{N}{1,2}(?=(?:\p{N}{3})*+\z)",
+    r"\p{N}{3}",
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f\u0e80-\u0eff"
+    "\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
+    _MARKED,
+)
+# Its lookahead reads the rest of the digits at each of them, so a run is cut at 300.
+_SUPERBPE = (r"\p{N}{1,300}", r"(?=(?:\d{3})+(?!\d))")
+_CHAMELEON = (
+    "<sentinel:[0-9]+>",
+    "IMGIMG[A-I]{1,4}Z",
+    "[\t\n]|    |  ",
+    r"\p{N}",
+    r"[\p{P}!-/:-@\[-`{-~]",
+    _GPT2,
+)
+_LINES = (r"[^\n]+|\n+",)
 # llama.cpp's own fallback, also for files that name none.
 _DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
 _FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")
@@ -106,12 +130,16 @@ class Pretokenizer:
 
     ``patterns`` apply in turn, each inside the pieces left by the one before; what a pattern does not match stays a
     piece. ``ignore_merges``: a piece that is itself a token is that token. ``add_bos``: the default of
-    ``tokenizer.ggml.add_bos_token``.
+    ``tokenizer.ggml.add_bos_token``. ``byte_level``: tokens are written in GPT-2's byte alphabet; otherwise as
+    SentencePiece does, with a visible space and byte tokens like ``<0x41>``. ``whole_lines``: a run of newlines that is
+    a token is that token.
     """
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
     add_bos: bool = False
+    byte_level: bool = True
+    whole_lines: bool = False
 
 
 _GROUPS: tuple[tuple[Pretokenizer, tuple[str, ...]], ...] = (
@@ -130,6 +158,14 @@ _GROUPS: tuple[tuple[Pretokenizer, tuple[str, ...]], ...] = (
             "a.x-4.0",
             "mellum",
             "exaone4",
+            "jina-es",
+            "jina-de",
+            "jina-v1-en",
+            "jina-v2-es",
+            "jina-v2-de",
+            "jina-v2-code",
+            "modern-bert",
+            "roberta-bpe",
         ),
     ),
     (
@@ -138,7 +174,7 @@ _GROUPS: tuple[tuple[Pretokenizer, tuple[str, ...]], ...] = (
     ),
     (
         Pretokenizer((_LLAMA3,), ignore_merges=True, add_bos=True),
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
     ),
     (Pretokenizer((_LLAMA3,)), ("dbrx", "chatglm-bpe")),
     # "smaug-bpe" is what a converter calls Llama 3's vocabulary where no BOS is added (SmolLM3). llama.cpp only merges
@@ -155,6 +191,7 @@ _GROUPS: tuple[tuple[Pretokenizer, tuple[str, ...]], ...] = (
     (Pretokenizer(_SPARK), ("spark2_5",)),
     (Pretokenizer((_TEKKEN,), ignore_merges=True, add_bos=True), ("tekken",)),
     (Pretokenizer((_GPT4O,)), ("gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie")),
+    (Pretokenizer((_GPT4O,), ignore_merges=True), ("granite-embed-multi-97m",)),
     (Pretokenizer((_KIMI_K2,)), ("kimi-k2",)),
     (Pretokenizer(_TINY_AYA), ("tiny_aya", "cohere2moe")),
     (Pretokenizer(_YOUTU, ignore_merges=True), ("youtu",)),
@@ -168,6 +205,14 @@ _GROUPS: tuple[tuple[Pretokenizer, tuple[str, ...]], ...] = (
     (Pretokenizer((_BLOOM, r"\p{N}")), ("viking",)),
     (Pretokenizer((_SEED_CODER,)), ("seed-coder",)),
     (Pretokenizer(_FALCON), ("falcon",)),
+    (Pretokenizer(_AFMOE), ("afmoe",)),
+    (Pretokenizer(_SUPERBPE), ("superbpe",)),
+    (Pretokenizer(_CHAMELEON, add_bos=True), ("chameleon",)),
+    (
+        Pretokenizer(_LINES, add_bos=True, byte_level=False, whole_lines=True),
+        ("gemma4", "granite-embed-multi-311m"),
+    ),
+    (Pretokenizer(_LINES, byte_level=False), ("sarvam-moe",)),
 )
 
 KNOWN: tuple[str, ...] = tuple(sorted(name for _, names in _GROUPS for name in names))

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from poot_models.errors import InvalidTextError, TokenizerError
-from poot_models.text.library import library_errors
+from poot_models.text.encoders import GUARD
 
 if TYPE_CHECKING:
-    import tokenizers
-
+    from poot_models.text.encoders import Encoders
     from poot_models.text.vocabulary import Vocabulary
 
-__all__ = ["GUARD", "Encoders", "Tokenizer"]
+__all__ = ["Tokenizer"]
 
-# A Unicode noncharacter: not meant for interchange, so taking it out of a client's text loses nothing.
-GUARD = "\ufdd0"
+_MAX_OPENINGS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Encoders:
-    """Three views of one BPE model. ``plain`` reads control-token text as text, ``special`` as the tokens, and
-    ``guarded`` is ``special`` after which GUARD characters vanish (see ``Tokenizer.guard``)."""
-
-    plain: tokenizers.Tokenizer
-    special: tokenizers.Tokenizer
-    guarded: tokenizers.Tokenizer
+def _openings(names: frozenset[str]) -> str:
+    """A pattern of the first character of each name, followed by more of a name: as much as few patterns can say, for
+    text full of such characters is looked at closely at each of them."""
+    for size in (6, 4, 2):
+        if len({name[:size] for name in names}) <= _MAX_OPENINGS:
+            break
+    follows: dict[str, set[str]] = {}
+    for name in names:
+        follows.setdefault(name[0], set()).add(re.escape(name[1:size]))
+    return "|".join(f"{re.escape(first)}(?={'|'.join(sorted(rest))})" for first, rest in sorted(follows.items()))
 
 
 class Tokenizer:
@@ -43,12 +42,10 @@ class Tokenizer:
         self._special = vocabulary.special
         self._prefix = list(prefix)
         self._suffix = list(suffix)
-        self._longest = max(map(len, vocabulary.pieces), default=1)
         names = {vocabulary.pieces[id].decode("utf-8", "replace") for id in vocabulary.special}
         self._controls = frozenset(name for name in names if len(name) > 1)
         self._control_sizes = sorted({len(name) for name in self._controls})
-        firsts = "".join(re.escape(char) for char in sorted({name[0] for name in self._controls}))
-        self._control_first = re.compile(f"[{firsts}]") if firsts else None
+        self._control_first = re.compile(_openings(self._controls)) if self._controls else None
 
     @property
     def vocab_size(self) -> int:
@@ -57,8 +54,11 @@ class Tokenizer:
 
     @property
     def longest(self) -> int:
-        """Bytes of the longest token: a text of n characters has at least n / longest tokens."""
-        return self._longest
+        """Most characters that one token stands for: a text of n characters has at least n / longest tokens.
+
+        More than any text has where an unknown token may stand for all of it.
+        """
+        return self._vocabulary.longest
 
     @property
     def bos_id(self) -> int | None:
@@ -93,7 +93,7 @@ class Tokenizer:
         text. ``add_special``: add what the model's file says every text begins and ends with, normally BOS. With both,
         a text that already begins with BOS gets no second one, so a rendered chat may be encoded with both.
 
-        Raises ``InvalidTextError`` if ``text`` has a lone surrogate.
+        The time goes with the length of ``text``. Raises ``InvalidTextError`` if ``text`` has a lone surrogate.
         """
         if not text.isascii():
             try:
@@ -103,12 +103,10 @@ class Tokenizer:
                     f"the text has a lone surrogate, U+{ord(text[error.start]):04X}, at character {error.start}; "
                     "send well-formed Unicode"
                 ) from None
-        encoder = self._encoders.plain
+        view = self._encoders.plain
         if parse_special:
-            encoder = self._encoders.guarded if GUARD in text else self._encoders.special
-        # The batch call lets go of the interpreter lock and computes no offsets.
-        with library_errors("the text cannot be encoded"):
-            ids: list[int] = encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            view = self._encoders.guarded if GUARD in text else self._encoders.special
+        ids = view.ids(text)
         if not add_special:
             return ids
         size = len(self._prefix)

@@ -7,9 +7,24 @@ from dataclasses import dataclass
 
 from poot_models.errors import TokenizerError
 
-__all__ = ["SPACE", "Vocabulary", "byte_level_pieces", "end_names", "sentencepiece_pieces"]
+__all__ = [
+    "CONTINUES",
+    "MAX_UNIGRAM_BYTES",
+    "SPACE",
+    "UNBOUNDED",
+    "Vocabulary",
+    "byte_level_alphabet",
+    "byte_level_pieces",
+    "end_names",
+    "sentencepiece_pieces",
+    "wordpiece_pieces",
+]
 
 SPACE = "\u2581"  # SentencePiece's visible space
+CONTINUES = "##"  # before a WordPiece token that goes on with a word
+UNBOUNDED = 1 << 62
+# Of all tokens together, far beyond real ones. The library takes some 350 bytes of memory for each.
+MAX_UNIGRAM_BYTES = 1 << 23
 
 # As llama.cpp's list of end-of-generation names (llama_vocab::impl::load), for files whose metadata names only one.
 _END_NAMES = frozenset(
@@ -69,7 +84,8 @@ class Vocabulary:
 
     ``pieces``: the bytes that a token adds to a text. ``special``: ids of control tokens, left out of decoded text.
     ``eog_ids``: ids that end a generation. ``strip_space``: whether a decoded text loses its first space, which the
-    encoder put there (SentencePiece's space prefix).
+    encoder put there (SentencePiece's space prefix). ``longest``: most characters of a text that one token may stand
+    for, UNBOUNDED where it has no limit (an unknown token for a word, say).
     """
 
     pieces: Sequence[bytes]
@@ -78,6 +94,7 @@ class Vocabulary:
     eos_id: int | None
     eog_ids: frozenset[int]
     strip_space: bool = False
+    longest: int = UNBOUNDED
 
     def __post_init__(self) -> None:
         for name, value in (("BOS", self.bos_id), ("EOS", self.eos_id), *(("end", i) for i in self.eog_ids)):
@@ -124,6 +141,15 @@ def byte_level_pieces(tokens: Sequence[str], plain: Iterable[int] = ()) -> list[
     for index in plain:
         pieces[index] = tokens[index].encode()
     return pieces
+
+
+def wordpiece_pieces(tokens: Sequence[str], special: Iterable[int], prefix: str = CONTINUES) -> list[bytes]:
+    """Bytes of WordPiece tokens: one that starts with ``prefix`` goes on with a word, any other starts one, after a
+    space. Tokens of the ids in ``special`` keep their text."""
+    pieces = [token.removeprefix(prefix) if token.startswith(prefix) else " " + token for token in tokens]
+    for index in special:
+        pieces[index] = tokens[index]
+    return [piece.encode() for piece in pieces]
 
 
 def sentencepiece_pieces(tokens: Sequence[str], byte_ids: Iterable[int], plain: Iterable[int] = ()) -> list[bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -11,7 +11,6 @@ from poot_serve.protocol.request import GenerationFields
 from poot_serve.protocol.usage import Usage
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
-Scalar = bool | int | float | str | None
 
 
 class ContentPart(msgspec.Struct, frozen=True):
@@ -31,15 +30,17 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A message of any role. An assistant's earlier reasoning is taken under either of its two names."""
+    """A message of any role. An assistant's earlier reasoning is taken under any of its three names, the first that
+    is there."""
 
     role: Role
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    reasoning: str | None = None
     reasoning_content: str | None = None
+    thinking: str | None = None
+    reasoning: str | None = None
 
 
 class TemplateFields(Protocol):
@@ -52,7 +53,7 @@ class TemplateFields(Protocol):
     @property
     def reasoning_effort(self) -> str | None: ...
     @property
-    def chat_template_kwargs(self) -> dict[str, Scalar] | None: ...
+    def chat_template_kwargs(self) -> dict[str, Any] | None: ...
 
 
 class ChatRequest(GenerationFields, frozen=True, kw_only=True):
@@ -63,7 +64,7 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     reasoning_effort: str | None = None
-    chat_template_kwargs: dict[str, Scalar] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class Alternative(msgspec.Struct, frozen=True):

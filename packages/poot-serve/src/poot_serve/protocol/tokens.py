@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from poot_serve.protocol.chat import Message, Scalar
+from poot_serve.protocol.chat import Message
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +22,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     reasoning_effort: str | None = None
-    chat_template_kwargs: dict[str, Scalar] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
