@@ -25,6 +25,8 @@ CLEAN = {
     "poot_models/__init__.py": "",
     "poot_models/text/__init__.py": "from poot_models.errors import ModelError",
     "poot_models/errors.py": "class ModelError(Exception): ...",
+    "poot_models/hub.py": "from poot_models import errors, hub_files",
+    "poot_models/hub_files.py": "",
     "poot_models/checkpoint/__init__.py": "",
     "poot_models/checkpoint/gguf.py": "",
     "poot_models/families/__init__.py": "import poot_executor.ir\nfrom poot_models.checkpoint import gguf",
@@ -32,7 +34,8 @@ CLEAN = {
     "poot_batch/__init__.py": "import poot_executor, poot_guided, poot_models.families",
     "poot_serve/__init__.py": "",
     "poot_serve/routes/__init__.py": (
-        "import poot_batch, poot_guided\nfrom poot_models.text import load\nfrom poot_models.errors import ModelError\n"
+        "import poot_batch, poot_guided, poot_models.hub\nfrom poot_models.text import load\n"
+        "from poot_models.errors import ModelError\n"
     ),
 }
 
@@ -46,8 +49,10 @@ VIOLATIONS = [
     ("guided-alone", "poot_guided/__init__.py", "import torch"),
     ("serve-edges", "poot_serve/routes/__init__.py", "import poot_models.families"),
     ("serve-edges", "poot_serve/routes/__init__.py", "from poot_models.checkpoint import gguf"),
+    ("serve-edges", "poot_serve/routes/__init__.py", "import poot_models.hub_files"),
     ("serve-edges", "poot_serve/routes/__init__.py", "import poot_executor"),
     ("torch-free", "poot_serve/routes/__init__.py", "def f():\n    import torch"),
+    ("torch-free", "poot_models/hub.py", "def f():\n    import torch"),
     ("torch-free", "poot_models/text/__init__.py", "from transformers import AutoTokenizer"),
     ("acyclic-rooms", "poot_executor/ir/__init__.py", "def f():\n    import poot_executor.ops"),
     ("acyclic-rooms", "poot_models/checkpoint/gguf.py", "from poot_models.families import graph"),

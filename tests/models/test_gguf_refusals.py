@@ -122,8 +122,27 @@ def test_alignment_of_another_type(refusal: Callable[[bytes], str], gguf_bytes: 
     assert "power of two" in refusal(gguf_bytes([gguf_pair("general.alignment", U64, u64(1 << 63))]))
 
 
-def test_parts_of_a_split_model(refusal: Callable[[bytes], str], gguf_bytes: Build, gguf_pair: Build) -> None:
-    assert "llama-gguf-split --merge" in refusal(gguf_bytes([gguf_pair("split.count", 2, b"\2\0")]))
+@pytest.mark.parametrize(
+    ("pairs", "words"),
+    [
+        ([("count", 2, b"\2\0")], "split.no is missing"),
+        ([("count", 2, b"\2\0"), ("no", 2, b"\2\0"), ("tensors.count", 5, bytes(4))], "split.no is '2'"),
+        ([("count", 2, b"\2\0"), ("no", 2, b"\0\0")], "split.tensors.count is missing"),
+        ([("count", 2, b"\2\0"), ("no", 2, b"\0\0"), ("tensors.count", 5, b"\xff" * 4)], "split.tensors.count is '-1'"),
+        ([("count", 2, b"\2\0"), ("no", BOOL, b"\1"), ("tensors.count", 5, bytes(4))], "split.no is 'True'"),
+        ([("count", 2, b"\xff\xff")], "split.count is '65535'"),
+        ([("count", STRING, u64(1) + b"2")], "split.count is '2'; a part"),
+        ([("count", 6, bytes(4))], "split.count is '0.0'"),
+    ],
+)  # fmt: skip
+def test_keys_of_parts(
+    refusal: Callable[[bytes], str],
+    gguf_bytes: Build,
+    gguf_pair: Build,
+    pairs: list[tuple[str, int, bytes]],
+    words: str,
+) -> None:
+    assert words in refusal(gguf_bytes([gguf_pair(f"split.{key}", kind, value) for key, kind, value in pairs]))
 
 
 def test_tensor_names(refusal: Callable[[bytes], str], gguf_bytes: Build, gguf_tensor: Build) -> None:

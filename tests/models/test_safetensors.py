@@ -39,12 +39,12 @@ def directory(tmp_path: Path, weights: dict[str, torch.Tensor]) -> Path:
 
 @pytest.fixture
 def sharded(tmp_path: Path, weights: dict[str, torch.Tensor]) -> Path:
-    """bf16 is in both shards, and the index says the second."""
+    """Two shards, of which the second holds a tensor that the index does not name."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-    save_file({"f32": weights["f32"], "bf16": torch.zeros(4, 6).bfloat16()}, tmp_path / first)
+    save_file({"f32": weights["f32"], "f16": weights["f16"]}, tmp_path / first)
     save_file({"bf16": weights["bf16"], "unlisted": torch.ones(2)}, tmp_path / second)
-    write_index(tmp_path, {"f32": first, "bf16": second})
+    write_index(tmp_path, {"f32": first, "bf16": second, "f16": first})
     return tmp_path
 
 
@@ -70,11 +70,38 @@ def test_a_single_file(directory: Path, weights: dict[str, torch.Tensor]) -> Non
     assert tensors["ids"].data.view(np.int64).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_shards_obey_the_index(sharded: Path, weights: dict[str, torch.Tensor]) -> None:
+def test_shards_in_the_order_of_the_index(sharded: Path, weights: dict[str, torch.Tensor]) -> None:
     tensors = SafetensorsDirectory(sharded).tensors
-    assert list(tensors) == ["f32", "bf16"]
-    assert torch.equal(dequantise(tensors["bf16"]), weights["bf16"].float())
-    assert torch.equal(dequantise(tensors["f32"]), weights["f32"])
+    assert list(tensors) == ["f32", "bf16", "f16", "unlisted"]
+    for name, dtype in (("f32", "F32"), ("bf16", "BF16"), ("f16", "F16")):
+        assert tensors[name].encoding == Dense(dtype)
+        assert torch.equal(dequantise(tensors[name]), weights[name].float())
+
+
+def test_a_tensor_in_two_shards(sharded: Path, weights: dict[str, torch.Tensor]) -> None:
+    save_file({"bf16": weights["bf16"], "f32": weights["f32"]}, sharded / "model-00002-of-00002.safetensors")
+    with pytest.raises(CheckpointFormatError, match=r"'f32' is in model-00001-of-.* and again in model-00002-of-"):
+        SafetensorsDirectory(sharded)
+
+
+def test_consolidated_files_are_not_looked_at(sharded: Path, weights: dict[str, torch.Tensor]) -> None:
+    (sharded / "consolidated.safetensors").write_bytes(b"x")
+    assert "f32" in SafetensorsDirectory(sharded).tensors
+
+
+def test_consolidated_files_alone(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    save_file(weights, tmp_path / "consolidated-00001-of-00001.safetensors")
+    with pytest.raises(
+        CheckpointMissingError, match=r"only as consolidated-00001.*other names.*fetch model\.safetensors"
+    ):
+        SafetensorsDirectory(tmp_path)
+
+
+def test_shards_without_their_index(sharded: Path) -> None:
+    (sharded / "model.safetensors.index.json").unlink()
+    with pytest.raises(CheckpointMissingError, match=r"has model-0000.*fetch model\.safetensors\.index\.json"):
+        SafetensorsDirectory(sharded)
 
 
 def test_a_single_file_goes_before_an_index(directory: Path) -> None:
@@ -86,7 +113,7 @@ def test_shards_may_be_links_as_in_a_hub_cache(sharded: Path, tmp_path_factory: 
     snapshot = tmp_path_factory.mktemp("snapshot")
     for file in sharded.iterdir():
         (snapshot / file.name).symlink_to(file)
-    assert list(SafetensorsDirectory(snapshot).tensors) == ["f32", "bf16"]
+    assert list(SafetensorsDirectory(snapshot).tensors) == ["f32", "bf16", "f16", "unlisted"]
 
 
 def test_a_missing_shard_is_named(sharded: Path) -> None:
@@ -155,7 +182,7 @@ def test_an_index_of_too_many_files(sharded: Path) -> None:
         ('{"a": 1, "a": 2}', "'a' twice"),
         ('{"a": {"b": 1, "b": 1}}', "'b' twice"),
         ('{"a": ' + "[" * 64 + "]" * 64 + "}", "nests deeper than 64"),
-        ('{"a": ' + "9" * 5000 + "}", "not JSON"),
+        ('{"a": ' + "9" * 5000 + "}", "whole number of 5000 digits"),
         ("\ufeff{}", "not JSON"),
     ],
 )

@@ -6,14 +6,17 @@ import importlib.util
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from poot_models.errors import HubMissingError
+from poot_models.hub import HubId
 from poot_serve import cli
-from poot_serve.errors import SettingsError
+from poot_serve.errors import SettingsError, StartUpError
 from poot_serve.limits.host import Listener
 from poot_serve.settings import FLAGS, log_level, parse, parse_address
 
@@ -106,6 +109,35 @@ def test_model_must_exist(tmp_path):
     (tmp_path / "a.bin").write_bytes(b"")
     with pytest.raises(SettingsError, match=r"neither a \.gguf"):
         parse([str(tmp_path / "a.bin")])
+
+
+def test_a_model_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = parse(["Org/Model-GGUF@v2:Q4_K_M"])
+    assert settings.model == HubId("Org/Model-GGUF", "v2", "Q4_K_M")
+    assert settings.model_name == "Org/Model-GGUF@v2:Q4_K_M"
+    (tmp_path / "Org" / "Model-GGUF").mkdir(parents=True)
+    assert parse(["Org/Model-GGUF"]).model == Path("Org/Model-GGUF")
+    with pytest.raises(SettingsError, match="does not exist"):
+        parse(["Org/Model-GGUF/model.gguf"])
+
+
+def test_a_start_fetches_a_model_of_the_hub(monkeypatch, tmp_path, model):
+    from poot_serve import launch
+
+    monkeypatch.chdir(tmp_path)
+    asked = parse(["Org/Model"])
+    monkeypatch.setattr(launch, "fetch", lambda found: model if found == HubId("Org/Model") else None)
+    found = launch.fetched(asked)
+    assert (found.model, found.model_name) == (model, "Org/Model")
+    assert launch.fetched(found) is found
+
+    def refuse(found):
+        raise HubMissingError("the hub has no Org/Model")
+
+    monkeypatch.setattr(launch, "fetch", refuse)
+    with pytest.raises(StartUpError, match="the hub has no Org/Model"):
+        launch.fetched(asked)
 
 
 def test_demonstration_model(monkeypatch, tmp_path):

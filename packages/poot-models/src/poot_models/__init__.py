@@ -1,6 +1,7 @@
 """poot-models: checkpoint readers, tokenizers, chat templates, and model families as graph builders.
 
-`load(path)` opens a GGUF file or a safetensors directory as a ModelHandle. Importing this package imports no torch.
+`load(path)` opens a GGUF file, a safetensors directory or a model of the hub as a ModelHandle. Importing this package
+imports no torch.
 """
 
 from __future__ import annotations

@@ -6,7 +6,12 @@ ModelError                          "model_error"
 │   ├── CheckpointFormatError       "checkpoint_format"         bytes that break the format they claim to be
 │   ├── UnsupportedEncodingError    "unsupported_encoding"      a weight encoding that no decoder reads
 │   ├── UnsupportedArchitectureError "unsupported_architecture" a model family that is not there
-│   └── TensorMissingError          "tensor_missing"            a weight that the family needs
+│   ├── TensorMissingError          "tensor_missing"            a weight that the family needs
+│   └── HubError                    "hub"                       a model hub's repository that cannot be had
+│       ├── HubUnavailableError     "hub_unavailable"           no package for it, no network, a fault of the hub
+│       ├── HubAccessError          "hub_access"                the hub lets this user not read it
+│       ├── HubMissingError         "hub_missing"               no such repository or revision
+│       └── HubChoiceError          "hub_choice"                which of its files to take: none fits, or several do
 └── TextError                       "text"
     ├── TokenizerError              "tokenizer"                 a vocabulary that cannot be used
     ├── TemplateError               "template"                  a chat template that does not compile
@@ -49,6 +54,26 @@ class UnsupportedArchitectureError(CheckpointError):
 
 class TensorMissingError(CheckpointError):
     code = "tensor_missing"
+
+
+class HubError(CheckpointError):
+    code = "hub"
+
+
+class HubUnavailableError(HubError):
+    code = "hub_unavailable"
+
+
+class HubAccessError(HubError):
+    code = "hub_access"
+
+
+class HubMissingError(HubError):
+    code = "hub_missing"
+
+
+class HubChoiceError(HubError):
+    code = "hub_choice"
 
 
 class TextError(ModelError):

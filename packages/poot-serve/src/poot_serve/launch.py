@@ -17,9 +17,11 @@ from poot_batch.process.client import start_engine
 from poot_batch.process.interface import EngineClient
 from poot_batch.request import EngineConfig
 from poot_models.errors import ModelError, TemplateError
+from poot_models.hub import HubId, fetch
 from poot_models.text import ChatTemplate, TextModel, open_text
 from poot_serve.errors import AddressError, SettingsError, StartUpError
 from poot_serve.listen import make_server, probe, until_open
+from poot_serve.lower.conversation import no_template
 from poot_serve.progress import Progress
 from poot_serve.service import Service
 from poot_serve.settings import Settings
@@ -37,6 +39,8 @@ EXIT_SIGNAL = 128  # plus the signal's number, as a shell reports it
 def launch(settings: Settings, level: str) -> int:
     """Serves until a signal ends it; returns the exit code. Raises StartUpError (SettingsError for a bad template)."""
     logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(message)s")
+    for client in ("httpx", "httpx2"):  # huggingface_hub's, which tells of every request
+        logging.getLogger(client).setLevel(logging.WARNING)
     probe(settings.listener)
     return _run(_serve(settings))
 
@@ -50,16 +54,26 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
         return runner.run(main)
 
 
+def fetched(settings: Settings) -> Settings:
+    """The same with a model of the hub fetched, and its path in the id's place. Raises StartUpError."""
+    if not isinstance(settings.model, HubId):
+        return settings
+    try:
+        return replace(settings, model=fetch(settings.model))
+    except ModelError as error:
+        raise StartUpError(str(error)) from error
+
+
 def load_text(settings: Settings) -> TextModel:
     """The model's tokenizer and chat template, the latter replaced by the command line's if it gives one.
 
     Raises StartUpError, or SettingsError for a template that does not compile.
     """
+    assert not isinstance(settings.model, HubId)
     try:
         text = open_text(settings.model)
     except ModelError as error:
-        named = settings.model.name in str(error)
-        raise StartUpError(str(error) if named else f"{settings.model}: {error}") from error
+        raise StartUpError(str(error)) from error
     if settings.chat_template is None:
         return text
     try:
@@ -71,6 +85,7 @@ def load_text(settings: Settings) -> TextModel:
 
 async def _serve(settings: Settings) -> int:
     signals = _Signals()
+    settings = await asyncio.to_thread(fetched, settings)
     service = await _start(settings)
     probe(settings.listener)
     signals.may_drain()
@@ -127,7 +142,10 @@ async def _start(settings: Settings) -> Service:
         _log.info("%s", line)
     for line in engine.info.report:
         _log.debug("%s", line)
-    return Service(engine, await loading, settings)
+    text = await loading
+    if text.chat_template is None:
+        _log.warning("chats will be refused, completions served: %s", no_template(text))
+    return Service(engine, text, settings)
 
 
 async def _engine_lost(engine: EngineClient) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from poot_models.hub import HubId, parse_hub_id
 from poot_serve.errors import SettingsError
 from poot_serve.limits.host import Listener
 
@@ -27,9 +28,12 @@ _JINJA = re.compile(r"\{\{|\{%|\{#")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything the server is started with. Times are in seconds, sizes in bytes."""
+    """Everything the server is started with. Times are in seconds, sizes in bytes.
 
-    model: Path
+    `model` is an id of the hub until the start has fetched it.
+    """
+
+    model: Path | HubId
     model_name: str
     listener: Listener
     backend: str = "auto"
@@ -90,9 +94,7 @@ def parse(arguments: Sequence[str]) -> Settings:
     listener = parse_address(positional[1] if len(positional) == 2 else DEFAULT_ADDRESS)
     model = parse_model(positional[0]) if positional else demonstration_model()
     fields = {name: value for setting in given.values() for name, value in setting.items()}
-    directory = model if model.name not in ("", "..") else model.resolve()
-    name = model.stem if model.is_file() else directory.name
-    return Settings(model=model, model_name=name, listener=listener, **fields)  # type: ignore[arg-type]
+    return Settings(model=model, model_name=_name(model), listener=listener, **fields)  # type: ignore[arg-type]
 
 
 def parse_address(text: str) -> Listener:
@@ -109,8 +111,16 @@ def parse_address(text: str) -> Listener:
     return Listener(str(address), int(match["port"]))
 
 
-def parse_model(text: str) -> Path:
-    """A GGUF file or a directory; whether a model is in it is for its loader to say."""
+def _name(model: Path | HubId) -> str:
+    """What the API calls it: an id as it is, a file's stem, a directory's name."""
+    if isinstance(model, HubId):
+        return str(model)
+    directory = model if model.name not in ("", "..") else model.resolve()
+    return model.stem if model.is_file() else directory.name
+
+
+def parse_model(text: str) -> Path | HubId:
+    """A GGUF file, a directory, or, where neither is there, an id of the hub; its loader says what is in it."""
     path = Path(text)
     try:
         text.encode()
@@ -121,6 +131,8 @@ def parse_model(text: str) -> Path:
         return path
     if exists:
         raise SettingsError(f"MODEL {text!r} is neither a .gguf file nor a directory")
+    if (found := parse_hub_id(text)) is not None:
+        return found
     hint = "; ADDR comes after MODEL" if _ADDRESS.fullmatch(text) else ""
     raise SettingsError(f"MODEL {text!r} does not exist{hint}")
 
@@ -219,7 +231,8 @@ def help_text() -> str:
 
 Serve a language model over an OpenAI-compatible HTTP API.
 
-  MODEL  a .gguf file or a safetensors directory [the demonstration model, if installed]
+  MODEL  a .gguf file, a safetensors directory, or ORG/REPO[@REVISION][:QUANTISATION] of the Hugging Face hub
+         [the demonstration model, if installed]
   ADDR   IP:PORT, [IPV6]:PORT or localhost:PORT [{DEFAULT_ADDRESS}]
 
 Flags:

@@ -27,6 +27,8 @@ MAX_KEY_BYTES = (1 << 16) - 1
 MAX_TENSORS = 1 << 16
 MAX_NAME_BYTES = 64
 MAX_DIMENSIONS = 4
+MAX_PARTS = 1 << 10
+"""Files of a split model."""
 DEFAULT_ALIGNMENT = 32
 
 _HEADER_BYTES = 24
@@ -34,11 +36,21 @@ _LEAST_KEY_VALUE_BYTES = 8 + 1 + 4 + 1
 _LEAST_TENSOR_BYTES = 8 + 1 + 4 + 4 + 8
 
 
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Which part of a split model a file is: `number` of `count`, from 0, and the tensors of all parts together."""
+
+    number: int
+    count: int
+    tensors: int
+
+
 class GgufFile:
-    """One GGUF file.
+    """One GGUF file; of a split model one part, which `open_gguf` joins with the others.
 
     metadata: key -> int, float, bool, str, read-only numpy array, or StringArray, in file order.
     tensors: name -> WeightSource, in file order; shapes are row-major, GGUF's own order reversed.
+    split: None for a file that holds a whole model.
 
     Raises CheckpointMissingError, CheckpointFormatError (any byte that breaks the format or a limit of this
     module) or UnsupportedEncodingError (a tensor whose type has no decoder).
@@ -53,7 +65,7 @@ class GgufFile:
         cursor = Cursor(memoryview(mapped), path.name)
         tensor_count, pair_count = _read_counts(cursor, data)
         metadata = _read_metadata(cursor, pair_count)
-        _check_split(cursor, metadata)
+        self.split = _read_split(cursor, metadata)
         infos = [_read_tensor_info(cursor) for _ in range(tensor_count)]
         self.metadata: Mapping[str, Any] = MappingProxyType(metadata)
         self.tensors: Mapping[str, WeightSource] = MappingProxyType(_place_tensors(cursor, infos, metadata, data))
@@ -118,10 +130,21 @@ def _read_metadata(cursor: Cursor, count: int) -> dict[str, Any]:
     return metadata
 
 
-def _check_split(cursor: Cursor, metadata: Mapping[str, Any]) -> None:
-    parts = metadata.get("split.count", 1)
-    if not isinstance(parts, int) or parts > 1:
-        raise cursor.error("this is one part of a split model; join the parts with `llama-gguf-split --merge` first")
+def _read_split(cursor: Cursor, metadata: Mapping[str, Any]) -> Split | None:
+    """The keys that llama.cpp's gguf-split writes; a count of 0 or 1 is a whole model."""
+    count = _split_number(cursor, metadata, "split.count", 0, MAX_PARTS)
+    if count < 2:
+        return None
+    number = _split_number(cursor, metadata, "split.no", None, count - 1)
+    return Split(number, count, _split_number(cursor, metadata, "split.tensors.count", None, MAX_TENSORS))
+
+
+def _split_number(cursor: Cursor, metadata: Mapping[str, Any], key: str, default: int | None, most: int) -> int:
+    value = metadata.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        stated = "missing" if value is None else shown(str(value))
+        raise cursor.error(f"{key} is {stated}; a part of a split model states a whole number from 0 to {most}")
+    return value
 
 
 def _read_tensor_info(cursor: Cursor) -> _TensorInfo:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
 from poot_executor.encodings import WeightSource
-from poot_models.checkpoint.gguf import GgufFile
+from poot_models.checkpoint.gguf_parts import open_gguf
 from poot_models.checkpoint.safetensors import SafetensorsDirectory
 from poot_models.errors import CheckpointFormatError, CheckpointMissingError
 
@@ -16,7 +16,7 @@ from poot_models.errors import CheckpointFormatError, CheckpointMissingError
 class Checkpoint(Protocol):
     """An open checkpoint: what a model family and a tokenizer read.
 
-    path: the GGUF file, or the safetensors directory.
+    path: the GGUF file (of a split model the part that was asked for), or the safetensors directory.
     metadata: the GGUF key-value pairs, or config.json.
     tensors: weights by name, row-major, views of mapped files that stay valid after `close`.
     """
@@ -37,7 +37,9 @@ class Checkpoint(Protocol):
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a GGUF file or a safetensors directory; its headers are checked whole, no weight is read.
+    """Open a GGUF file, any part of a split one, or a safetensors directory.
+
+    Headers are checked whole, no weight is read.
 
     CheckpointMissingError, CheckpointFormatError or UnsupportedEncodingError: what is wrong and what to change.
     """
@@ -52,4 +54,4 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         return SafetensorsDirectory(path)
     if path.suffix == ".safetensors":
         raise CheckpointFormatError(f"{path} is one file of a model: give its directory, {path.parent}")
-    return GgufFile(path)
+    return open_gguf(path)

@@ -40,7 +40,8 @@ class SafetensorsDirectory:
     """One directory with a model in it; a single file goes before an index, as in transformers.
 
     metadata: config.json as it is.
-    tensors: name -> WeightSource; each weight of a sharded model comes from the shard that the index names.
+    tensors: name -> WeightSource; of a sharded model what the index names, then what else its shards hold. Files that
+    the index does not name, such as consolidated.safetensors, are not looked at.
 
     Raises CheckpointMissingError (a directory without weights or config, a shard that is not there),
     CheckpointFormatError or UnsupportedEncodingError (a dtype that nothing here reads).
@@ -159,7 +160,11 @@ def _are_counts(values: object) -> bool:
     return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 63 for value in values)
 
 
-def _read_shards(path: Path) -> dict[str, WeightSource]:
+def read_index(path: Path) -> dict[str, str]:
+    """The index in a directory: tensor name -> plain name of a .safetensors file beside it.
+
+    CheckpointFormatError for any other index. CheckpointMissingError: it cannot be read.
+    """
     index = parse_object(read_file(path / INDEX_NAME, MAX_INDEX_BYTES), INDEX_NAME)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
@@ -171,17 +176,31 @@ def _read_shards(path: Path) -> dict[str, WeightSource]:
             f"at most {MAX_TENSORS} in {MAX_SHARDS} are read"
         )
     _check_shard_names(files)
-    shards: dict[str, dict[str, WeightSource]] = {}
+    return weight_map
+
+
+def _read_shards(path: Path) -> dict[str, WeightSource]:
+    weight_map = read_index(path)
+    files = dict.fromkeys(weight_map.values())
+    missing = [file for file in files if not is_present(path / file)]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise CheckpointMissingError(
+            f"{path} has no {missing[0]}{more}, which {INDEX_NAME} names: fetch the missing shards"
+        )
+    holders: dict[str, str] = {}
+    found: dict[str, WeightSource] = {}
     for file in files:
-        if not is_present(path / file):
-            raise CheckpointMissingError(f"{path} has no {file}, which {INDEX_NAME} names: fetch the missing shard")
-        shards[file] = read_safetensors(path / file)
-    tensors: dict[str, WeightSource] = {}
+        for name, source in read_safetensors(path / file).items():
+            if name in found:
+                raise CheckpointFormatError(f"tensor {shown(name)} is in {holders[name]} and again in {file}")
+            holders[name], found[name] = file, source
+        if len(found) > MAX_TENSORS:
+            raise CheckpointFormatError(f"the shards hold more than {MAX_TENSORS} tensors, the most that are read")
     for name, file in weight_map.items():
-        if name not in shards[file]:
+        if holders.get(name) != file:
             raise CheckpointFormatError(f"{INDEX_NAME} says that tensor {shown(name)} is in {file}, but it is not")
-        tensors[name] = shards[file][name]
-    return tensors
+    return {name: found[name] for name in (*weight_map, *(name for name in found if name not in weight_map))}
 
 
 def _check_shard_names(files: Iterable[str]) -> None:
@@ -195,13 +214,22 @@ def _check_shard_names(files: Iterable[str]) -> None:
 def _advice(path: Path) -> str:
     """Why a directory without the expected weight files cannot be read, and what to do."""
     suffixes: dict[str, str] = {}
+    consolidated = ""
     try:
-        for entry in path.iterdir():
+        for entry in sorted(path.iterdir()):
+            if entry.name.startswith("consolidated") and entry.suffix == ".safetensors":
+                consolidated = consolidated or entry.name
             suffixes.setdefault(entry.suffix.lower(), entry.name)
     except OSError as error:
         return f"{path} cannot be read: {error}"
+    if consolidated:
+        return (
+            f"{path} has its weights only as {consolidated}, whose tensors have other names than config.json's "
+            f"architecture: fetch {WEIGHTS_NAME}, or {INDEX_NAME} with its shards"
+        )
     if file := suffixes.get(".safetensors"):
-        return f"{path} has {file}, but neither {WEIGHTS_NAME} nor {INDEX_NAME}: rename it or write the index"
+        advice = f"fetch {INDEX_NAME}" if "-of-" in file else "rename it or write the index"
+        return f"{path} has {file}, but neither {WEIGHTS_NAME} nor {INDEX_NAME}: {advice}"
     if file := suffixes.get(".gguf"):
         return f"{path} is no safetensors directory, but has {file}: give the path of that file"
     if file := next((suffixes[suffix] for suffix in (".bin", ".pt", ".pth") if suffix in suffixes), None):
