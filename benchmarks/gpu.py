@@ -80,6 +80,9 @@ CASES = (
     bench("decode-8b", 300, "decode", "--shape", "8b"),
     bench("context-8192", 240, "decode", "--shape", "8b", "--context", "8192"),
     bench("context-32768", 240, "decode", "--shape", "8b", "--context", "32768"),
+    bench("prefill", 240, "prefill"),
+    bench("throughput", 240, "throughput", "--only", "all"),
+    bench("stall", 180, "throughput", "--only", "stall"),
     bench("startup", 300, "startup"),
     Case(
         "memcheck", 480, "benchmarks/memcheck.py",

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("triton", reason="torch brings triton on Linux only")
 
 from poot_executor.backends.triton.kernels.attention import stages_within
+from poot_executor.backends.triton.kernels.plan import queries
 from poot_executor.backends.triton.kernels.products import MOST_ROWS, Tiling, block_rows, tiling, workspace_bytes
 
 KIB = 1024
@@ -74,3 +75,8 @@ def test_few_tiles_of_long_rows_are_cut(rows: int, n: int, k: int, split: int) -
 def test_attention_has_as_many_blocks_under_way_as_fit(shared: int, keys: int, wide: int, stages: int) -> None:
     """What Triton allocates: 64 KiB a block of 128 keys and values, but for one, and 33 KiB beside them."""
     assert stages_within(shared, keys, wide, 64, 2) == stages
+
+
+def test_items_of_prompts_fill_a_matrix_of_128_and_those_of_decoding_rows_the_smallest() -> None:
+    assert [queries(tokens, 4) for tokens in (1, 256, 257, 2048)] == [4, 4, 32, 32]
+    assert [queries(2048, share) for share in (1, 3, 8, 128, 200)] == [128, 42, 16, 1, 1]

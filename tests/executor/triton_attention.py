@@ -184,6 +184,16 @@ CHECKS: dict[str, Callable[[], str]] = {
         f"{parts} parts at most, window {window}": lambda parts=parts, window=window: right(Step(parts, window))
         for parts, window in ((5, None), (3, 1100))
     },
+    # By copied pages, and with a matrix of many queries: the same rows, with room for more tokens.
+    **{
+        f"{parts} parts at most, window {window}, {tokens} tokens":
+        lambda parts=parts, window=window, tokens=tokens, tile=tile: right(Step(parts, window, tokens, tile))
+        for parts, window, tokens, tile in ((5, None, 40, 4), (3, 1100, 40, 4), (5, None, 280, 16), (3, 1100, 280, 16))
+    },
+    **{
+        f"neighbours of a row, {tokens} tokens": lambda tokens=tokens, tile=tile: alone(Step(5, None, tokens, tile))
+        for tokens, tile in ((40, 4), (280, 16))
+    },
     # More parts of wide heads than are added up together.
     "7 parts of wide heads": lambda: right(Step(16, tokens=4, heads=2, kv_heads=1, head=256), [WIDE]),
     **{

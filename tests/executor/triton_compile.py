@@ -126,11 +126,12 @@ def attention(arch: int | str, tokens: int, heads: tuple[int, int, int], splits:
     count, kv_heads, width = heads
     builder = GraphBuilder("g")
     runs = builder.input("runs", (64, 4), DType.I32, "runs")
-    plan = builder.apply(AttentionPlan(tokens, TritonDevice.tile, splits=splits), runs)
+    tile = Compiling(arch).tile(tokens, count // kv_heads)
+    plan = builder.apply(AttentionPlan(tokens, tile, splits=splits), runs)
     q = builder.input("q", (tokens, count, width), DType.ACT, "tokens")
     pools = [builder.state(f"kv.{part}", (64, kv_heads, width), DType.ACT) for part in "kv"]
     table = builder.input("table", (64, 8), DType.I32)
-    op = PagedAttention(0.1, 16, tile=TritonDevice.tile, splits=splits)
+    op = PagedAttention(0.1, 16, tile=tile, splits=splits)
     builder.output("out", builder.apply(op, q, *pools, plan, table))
     with compiled(arch) as kernels:
         device = Compiling(arch)
@@ -174,7 +175,9 @@ CHECKS: dict[str, Callable[[], str | None]] = {
             (90, 16, MODEL, 32), (90, 32, MODEL, 1), (90, 64, MODEL, 32), (90, 256, MODEL, 8),
             (90, 8, (64, 2, 128), 1), (90, 64, (9, 3, 64), 8), (90, 256, (64, 2, 128), 8), (80, 16, MODEL, 32),
             (80, 64, MODEL, 8), (80, 16, (64, 2, 128), 1), (80, 16, (8, 1, 256), 1), (120, 16, MODEL, 32),
-            ("gfx942", 16, MODEL, 32), ("gfx1100", 64, MODEL, 8),
+            ("gfx942", 16, MODEL, 32), ("gfx1100", 64, MODEL, 8), (90, 2048, MODEL, 8), (90, 384, (9, 3, 64), 8),
+            (90, 2048, (32, 32, 96), 8), (90, 1024, (4, 1, 256), 8), (80, 2048, MODEL, 8), (120, 2048, MODEL, 8),
+            ("gfx942", 2048, MODEL, 8),
         )
     },
     **{

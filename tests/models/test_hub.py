@@ -341,6 +341,9 @@ def test_what_was_fetched_loads(server: FakeHub, hub: Hub, smollm2_path: Path) -
 
 
 def test_progress_is_on_stderr(server: FakeHub, hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    from huggingface_hub.utils import enable_progress_bars
+
+    enable_progress_bars()  # transformers, whose bars other tests switch off, switches off the hub's with them
     server.repos["org/m"] = files("m-Q8_0.gguf")
     fetch(HubId("org/m"), hub)
     said = capsys.readouterr()

@@ -17,8 +17,6 @@ from poot_models import ModelHandle
 from poot_models.blocks import StepShape
 
 BLOCK = 16
-# Tokens that one step runs at most.
-STEP_TOKENS = 512
 # Prompt tokens that a step scores at most: the arena holds the logits of all of them.
 SCORE_TOKENS = 64
 # KV blocks of a group at most, beyond what the rows need, on a device with memory of its own: what has been run is kept
@@ -48,15 +46,16 @@ def prepare_model(
     rows: int,
     max_seq: int,
     ends: tuple[int, ...],
-    step_tokens: int = STEP_TOKENS,
+    step_tokens: int | None = None,
     progress: Progress = lambda phase, done, total: None,
 ) -> Prepared:
     """Fit the workload to the device, then prepare every entry.
 
     `rows` and `max_seq` are wishes: the fit may halve them, and the model's own limit caps the length. `ends` are the
-    tokens that end a text, `step_tokens` the tokens of one step at most. Raises CapacityError before anything is
-    allocated.
+    tokens that end a text, `step_tokens` the tokens of one step at most, by default what suits the device. Raises
+    CapacityError before anything is allocated.
     """
+    step_tokens = step_tokens or most_tokens(device)
     capacity = device.capacity()
     limit = min(max_seq, model.max_positions)
     # The workload that the fit asked for last, which is the one that it settles on.
@@ -80,11 +79,22 @@ def prepare_model(
     return Prepared(device, model, prepare(device, compiled, model.weights, progress), shape, found)
 
 
+def most_tokens(device: Device) -> int:
+    """Tokens of one step at most: a device that records has products that want many rows, a CPU has enough of fewer."""
+    return 2048 if device.records else 512
+
+
 def _shape(model: ModelHandle, device: Device, rows: int, max_seq: int, step_tokens: int) -> StepShape:
     """With pools of one sequence of full length: the fit says how large they may be."""
     tokens = max(rows, min(step_tokens, max_seq))
     tables = tuple(group.blocks_per_row(max_seq, BLOCK, tokens) for group in model.groups)
-    return StepShape(tokens, rows, max_seq, BLOCK, tables, tables, device.tile, MAX_LOGIT_BIAS)
+    return StepShape(tokens, rows, max_seq, BLOCK, tables, tables, bias=MAX_LOGIT_BIAS)
+
+
+def _of_tokens(model: ModelHandle, device: Device, shape: StepShape, tokens: int) -> StepShape:
+    """The shape of an entry of this capacity, its attention's items as the device wants them."""
+    share = max((layer.heads // layer.kv_heads for layer in model.config.layers if layer.kv_heads), default=1)
+    return replace(shape, tokens=tokens, tile=device.tile(tokens, share), splits=device.splits(tokens))
 
 
 def ladder(device: Device, shape: StepShape) -> tuple[int, ...]:
@@ -112,12 +122,10 @@ def _graphs(model: ModelHandle, device: Device, shape: StepShape, ends: tuple[in
         EntryKey("recall", shape.tokens): recall_graph(shape.row_table, shape.tokens),
     }
     for tokens in ladder(device, shape):
-        of_step = replace(shape, tokens=tokens, splits=device.splits(tokens))
-        graphs[EntryKey("step", tokens)] = model.step(of_step)
+        graphs[EntryKey("step", tokens)] = model.step(_of_tokens(model, device, shape, tokens))
     top = min(MAX_LOGPROBS, model.vocab_size)
     tokens = min(SCORE_TOKENS, shape.tokens)
-    of_score = replace(shape, tokens=tokens, splits=device.splits(tokens))
-    graphs[EntryKey("score", tokens)] = model.score(of_score, top)
+    graphs[EntryKey("score", tokens)] = model.score(_of_tokens(model, device, shape, tokens), top)
     for rows in head_ladder(device, shape.rows):
         graphs[EntryKey("head", rows)] = model.head(rows, shape)
         for features in _FEATURES:

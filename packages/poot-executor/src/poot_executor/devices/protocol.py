@@ -53,7 +53,7 @@ class Device(Protocol):
     """An opened device. All of its work is ordered on one compute stream.
 
     `records` says whether `record` makes recordings that run their whole capacity, `depth` how many steps may be in
-    flight, `tile` how many queries an attention item should have, `own_memory` whether its memory is there for this
+    flight, `own_memory` whether its memory is there for this
     work alone, so that what is left of it may be filled with what might be useful.
     """
 
@@ -63,10 +63,12 @@ class Device(Protocol):
     alignment: int
     records: bool
     depth: int
-    tile: int
     own_memory: bool
     account: Account
     kernels: KernelTable
+
+    def tile(self, tokens: int, share: int) -> int:
+        """Queries that an attention item should have in a step of this capacity, `share` heads having one KV head."""
 
     def splits(self, tokens: int) -> int:
         """Into how many items an attention plan may cut a row's keys, in a step of this capacity."""

@@ -121,6 +121,7 @@ class PagedAttention(Op):
         decode = ((1, 9, 1), (0, 0, 1), (2, 22, 1))
         mixed = ((1, 9, 1), (0, 0, 11), (2, 8, 5))
         long = ((1, 1300, 1), (0, 700, 2), (2, 9, 3))
+        prompts = ((1, 0, 130), (0, 20, 97), (2, 160, 1), (3, 10, 33))
         far = ((1, 100, 1), (0, 31, 1), (2, 150, 9), (3, 0, 2))
         return (
             _attention_case("decode", cls(0.25, 4), decode, heads=(4, 2, 16)),
@@ -137,6 +138,25 @@ class PagedAttention(Op):
             _attention_case("pages, window ring", cls(0.25, 16, window=35), far, heads=(8, 2, 16), ring=4, capacity=40),
             _attention_case("pages, sinks", cls(1.0, 16, softcap=5.0, sinks=True), far, heads=(3, 1, 32), capacity=40),
             _attention_case("pages, split keys", cls(0.25, 128, splits=3), long, heads=(4, 2, 16), capacity=40),
+            _attention_case("prompt", cls(0.25, 16, tile=32), prompts, heads=(4, 1, 16), capacity=280),
+            _attention_case("prompt, window", cls(0.25, 16, 70, tile=16), prompts, heads=(8, 1, 24), capacity=280),
+            _attention_case(
+                "prompt, window ring", cls(0.25, 16, 24, tile=8), prompts, heads=(2, 1, 8), ring=8, capacity=280
+            ),
+            _attention_case(
+                "prompt, sinks, soft-cap",
+                cls(1.0, 16, None, 5.0, 32, sinks=True),
+                prompts,
+                heads=(3, 3, 32),
+                capacity=280,
+            ),
+            _attention_case(
+                "prompt, split keys",
+                cls(0.25, 128, tile=32, splits=3),
+                ((1, 1300, 20), (0, 700, 40), (2, 0, 100)),
+                heads=(4, 2, 16),
+                capacity=280,
+            ),
         )
 
 
@@ -166,7 +186,7 @@ def _attention_case(
     rows, blocks = 4, ring or 12
     query_heads, kv_heads, width = heads
     total = sum(length for _, _, length in runs)
-    op = replace(op, tile=8)
+    op = replace(op, tile=8) if capacity <= 256 else op
     plan = AttentionPlan(capacity, op.tile, op.window, op.splits)
 
     def make(generator: torch.Generator) -> tuple[torch.Tensor | WeightSource, ...]:

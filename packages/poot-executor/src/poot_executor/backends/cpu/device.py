@@ -56,7 +56,6 @@ class CpuDevice:
     alignment = 64
     records = False
     depth = 1
-    tile = 128
     own_memory = False
 
     def __init__(self, threads: int | None) -> None:
@@ -70,6 +69,9 @@ class CpuDevice:
         self.kernels = CPU_KERNELS
         # Attention plans as Python objects, by allocation and offset of their buffers.
         self.plans: dict[tuple[int, int], Any] = {}
+
+    def tile(self, tokens: int, share: int) -> int:
+        return 128
 
     def splits(self, tokens: int) -> int:
         return 1

@@ -73,7 +73,6 @@ class NullDevice:
     activation = DType.F32
     alignment = 256
     records = True
-    tile = 64
     own_memory = False
 
     def __init__(self, capacity: int = 2**36, depth: int = 2) -> None:
@@ -82,6 +81,9 @@ class NullDevice:
         self.depth = depth
         self.recordings: list[NullRecording] = []
         self._capacity = capacity
+
+    def tile(self, tokens: int, share: int) -> int:
+        return 64
 
     def splits(self, tokens: int) -> int:
         return 1

@@ -11,7 +11,7 @@ import torch
 
 from poot_executor.backends.triton.kernels import FEW_ROWS_KERNELS, TRITON_KERNELS
 from poot_executor.backends.triton.kernels.kernel import TORCH_TYPES, UNBOUNDED
-from poot_executor.backends.triton.kernels.plan import most_splits
+from poot_executor.backends.triton.kernels.plan import most_splits, queries
 from poot_executor.backends.triton.memory import TorchAllocation
 from poot_executor.backends.triton.weights import fill, room
 from poot_executor.devices.fetch import HostFetch
@@ -46,7 +46,6 @@ class TritonDevice:
     alignment = 256
     records = True
     depth = 1
-    tile = 4
     own_memory = False
     programs = 4  # persistent programs of a kernel
     processors = 16
@@ -96,6 +95,9 @@ class TritonDevice:
 
     def fetch(self, allocation: Allocation, offset: int, nbytes: int) -> Any:
         return HostFetch(device_bytes(allocation, offset, nbytes).cpu().numpy().copy())
+
+    def tile(self, tokens: int, share: int) -> int:
+        return queries(tokens, share)
 
     def splits(self, tokens: int) -> int:
         return most_splits(tokens)

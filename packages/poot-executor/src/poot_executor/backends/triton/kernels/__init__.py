@@ -10,6 +10,7 @@ import poot_executor.backends.triton.kernels.pages
 import poot_executor.backends.triton.kernels.parts
 import poot_executor.backends.triton.kernels.plan
 import poot_executor.backends.triton.kernels.pointwise
+import poot_executor.backends.triton.kernels.prompt
 import poot_executor.backends.triton.kernels.rotary
 import poot_executor.backends.triton.kernels.rows
 import poot_executor.backends.triton.kernels.sampling  # noqa: F401

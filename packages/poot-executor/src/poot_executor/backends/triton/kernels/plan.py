@@ -12,8 +12,16 @@ from poot_executor.backends.triton.kernels.kernel import TRITON_KERNELS, TritonK
 from poot_executor.kernels.kernel import Operands, Site
 from poot_executor.ops import AttentionPlan
 
-# Tokens of a step up to which it is a few rows'.
+# Tokens of a step up to which it is a few rows', and up to which all of its rows may decode: more are prompts'.
 FEW = 32
+MANY = 256
+# (query, head) pairs of an item of a prompt.
+_PAIRS = 128
+
+
+def queries(tokens: int, share: int) -> int:
+    """Queries of an item, when `share` heads have one KV head: a matrix of the smallest size for rows that decode."""
+    return 4 if tokens <= MANY else max(1, _PAIRS // share)
 
 
 def most_splits(tokens: int) -> int:
