@@ -14,9 +14,10 @@ from poot_executor.errors import CapacityError, DeviceError
 
 pytest.importorskip("triton", reason="torch brings triton on Linux only")
 
-from poot_executor.backends.cuda.device import CudaDevice, CudaFetch
-from poot_executor.backends.cuda.recording import GraphRecording
+from poot_executor.backends.cuda.device import CudaDevice
+from poot_executor.backends.triton.graphs import PinnedFetch
 from poot_executor.backends.triton.memory import TorchAllocation
+from poot_executor.backends.triton.recording import GraphRecording
 
 ALLOCATION = TorchAllocation(torch.zeros(64, dtype=torch.uint8))
 
@@ -49,7 +50,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
         lambda device: device.fetch(ALLOCATION, 0, 4),
         lambda device: device.synchronize(),
         lambda device: device.record([]),
-        lambda device: CudaFetch(ALLOCATION.tensor, Broken()).result(),
+        lambda device: PinnedFetch(ALLOCATION.tensor, Broken()).result(),
     ],
     ids=["write", "fetch", "synchronize", "record", "result"],
 )

@@ -19,24 +19,22 @@ def test_auto_never_opens_null() -> None:
 
 @pytest.mark.parametrize("name", table.PLANNED)
 def test_planned_backends_are_refused_by_name(name: str) -> None:
-    with pytest.raises(
-        BackendUnavailableError, match=f"backend {name} is not part of this version; choose one of auto, ptx, cpu$"
-    ):
+    refusal = f"backend {name} is not part of this version; choose one of auto, ptx, rocm, cpu$"
+    with pytest.raises(BackendUnavailableError, match=refusal):
         open_device(name)
 
 
 @pytest.mark.parametrize("name", ["", "cuda", "CPU", "poot_executor.backends.cpu.device"])
 def test_unknown_backends_are_refused(name: str) -> None:
-    with pytest.raises(BackendUnavailableError, match=r"there is no backend .*; choose one of auto, ptx, cpu$"):
+    with pytest.raises(BackendUnavailableError, match=r"there is no backend .*; choose one of auto, ptx, rocm, cpu$"):
         open_device(name)
 
 
 def test_a_backend_whose_package_is_missing_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BACKENDS, "cpu", "no_such_package.device")
     monkeypatch.setitem(BACKENDS, "ptx", "no_such_package.device")
-    with pytest.raises(
-        BackendUnavailableError, match=r"no backend opens: ptx: .*; cpu: .*needs a package that is not installed"
-    ):
+    refusals = r"no backend opens: ptx: .*; rocm: .*; cpu: .*needs a package that is not installed"
+    with pytest.raises(BackendUnavailableError, match=refusals):
         open_device()
     found = {one.backend: one for one in probe()}
     assert "no_such_package" in str(found["cpu"].refusal)

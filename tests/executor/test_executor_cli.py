@@ -34,7 +34,7 @@ def test_doctor_lists_backends_and_memory(capsys: pytest.CaptureFixture[str]) ->
     assert cli.run(["doctor"]) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"poot-executor {__version__}, python 3.")
-    for name, answer in (("cpu", "yes: "), ("null", "yes: no hardware"), ("rocm", "no: backend rocm is not part")):
+    for name, answer in (("cpu", "yes: "), ("null", "yes: no hardware"), ("wgpu", "no: backend wgpu is not part")):
         assert re.search(rf"^  {name} +{answer}", said, re.M), said
     assert re.search(r"^host memory: \d+\.\d GiB free, of which \d+\.\d GiB are kept in reserve$", said, re.M)
 

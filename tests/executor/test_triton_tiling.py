@@ -16,7 +16,7 @@ KIB = 1024
 # Shared memory that a program may have on devices: of 99 KiB are the small ones.
 SHARED = (64 * KIB, 99 * KIB, 163 * KIB, 227 * KIB)
 PROCESSORS = (1, 16, 60, 108, 132, 170, 1000)
-ROWS = (1, 2, 16, 17, 33, MOST_ROWS)
+ROWS = (1, 2, 16, 17, MOST_ROWS)
 SIZES = ((64, 64), (72, 520), (576, 1536), (1024, 4096), (4096, 14336), (6144, 4096), (14336, 4096), (128256, 4096))
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from poot_executor.backends.cuda.upload import Uploader
 from poot_executor.backends.triton import weights
 from poot_executor.backends.triton.device import TritonDevice
+from poot_executor.backends.triton.upload import Uploader
 from poot_executor.backends.triton.weights import Piece, pieces, room
 from poot_executor.encodings import Dense, Ggml, WeightSource
 from poot_executor.ir import DType

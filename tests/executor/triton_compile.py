@@ -48,7 +48,7 @@ TARGETS = {
     for arch in SHARED
 }
 SAME = re.compile(r"Q\d_|DType.F32")
-PORTABLE = (Linear, GatedLinear, RmsNorm, AddRmsNorm, LayerNorm, Gelu, XIelu, RotaryKvWrite)
+SOME = (Linear, GatedLinear, RmsNorm, AddRmsNorm, LayerNorm, Gelu, XIelu, RotaryKvWrite)
 
 
 class Named:
@@ -164,7 +164,10 @@ MODEL = (32, 8, 128)
 CHECKS: dict[str, Callable[[], str | None]] = {
     **{
         f"{op.__name__} for {arch}": lambda arch=arch, op=op: examples(arch, op)
-        for arch, ops in ((90, (*TRITON_KERNELS, *FEW_ROWS_KERNELS)), (80, PORTABLE), ("gfx942", PORTABLE))
+        for arch, ops in (
+            (90, (*TRITON_KERNELS, *FEW_ROWS_KERNELS)), (80, SOME), ("gfx942", TRITON_KERNELS),
+            ("gfx1100", TRITON_KERNELS),
+        )
         for op in dict.fromkeys(ops)
         if op is not AttentionPlan
     },

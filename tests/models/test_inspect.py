@@ -97,7 +97,7 @@ def test_smollm2(smollm2_path: Path, inspect: Inspect) -> None:
 
 def test_what_would_run_where(smollm2_path: Path, inspect: Inspect) -> None:
     backends = {facts["backend"]: facts for facts in json.loads(inspect("--json", smollm2_path)[1])["backends"]}
-    assert backends.keys() == {"cpu", "ptx"}
+    assert backends.keys() == {"cpu", "ptx", "rocm"}
     cpu, ptx = backends["cpu"], backends["ptx"]
     assert cpu["devices"]
     assert (cpu["kv_token"], ptx["kv_token"]) == (4 * 11520, 2 * 11520)

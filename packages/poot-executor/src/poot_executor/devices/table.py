@@ -11,12 +11,13 @@ from poot_executor.errors import BackendUnavailableError
 # Command-line name -> module that defines BACKEND. A module is imported only when its backend is asked for.
 BACKENDS: dict[str, str] = {
     "ptx": "poot_executor.backends.cuda.backend",
+    "rocm": "poot_executor.backends.rocm.backend",
     "cpu": "poot_executor.backends.cpu.device",
     "null": "poot_executor.backends.null.device",
 }
 
 # Named by the documentation, not in this version: they are refused by name rather than as unknown words.
-PLANNED = ("rocm", "wgpu", "vulkan")
+PLANNED = ("wgpu", "vulkan")
 
 # `null` computes nothing: it is for tests, so no message names it and `auto` never takes it.
 _OFFERED = ", ".join(name for name in BACKENDS if name != "null")

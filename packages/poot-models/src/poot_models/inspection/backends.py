@@ -62,10 +62,11 @@ def _paper_device(name: str) -> _PaperDevice:
         from poot_executor.backends.cpu.kernels import CPU_KERNELS
 
         return _PaperDevice(CPU_KERNELS, DType.F32)
-    if name == "ptx":
+    if name in ("ptx", "rocm"):
         from poot_executor.backends.triton.kernels import FEW_ROWS_KERNELS, TRITON_KERNELS
 
-        return _PaperDevice(TRITON_KERNELS.preferring(FEW_ROWS_KERNELS), DType.BF16)
+        kernels = TRITON_KERNELS.preferring(FEW_ROWS_KERNELS) if name == "ptx" else TRITON_KERNELS
+        return _PaperDevice(kernels, DType.BF16)
     raise ImportError(f"the kernels of {name} cannot be asked")
 
 

@@ -1,171 +1,31 @@
-"""A CUDA device. All work goes to the default stream; entries are CUDA graphs that share one memory pool."""
+"""A CUDA device: what NVIDIA's cards have beyond what torch knows of any."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 import torch
-import triton
 
 from poot_executor.backends.cuda import nvml
-from poot_executor.backends.cuda.failure import failure
-from poot_executor.backends.cuda.recording import GraphRecording, capture
-from poot_executor.backends.cuda.stopwatch import Stopwatch
-from poot_executor.backends.cuda.upload import PinnedLane, Uploader
-from poot_executor.backends.triton.device import TritonDevice, device_bytes
+from poot_executor.backends.triton.graphs import GraphDevice
 from poot_executor.backends.triton.kernels import TRITON_KERNELS
-from poot_executor.backends.triton.memory import TorchAllocation
-from poot_executor.backends.triton.weights import pieces
-from poot_executor.devices.private_folder import private_folder
-from poot_executor.devices.protocol import Allocation, Launch
-from poot_executor.encodings.types import WeightSource
-from poot_executor.ir.types import DType
-
-_MIB = 2**20
-# Staging slots: more than the copies that steps in flight can have under way.
-_SLOTS = 64
-_SLOT_BYTES = 64 * 2**10
-# Threads that read a checkpoint's pages; more than these no longer read faster.
-_UPLOAD_THREADS = 8
 
 
-class _Ring:
-    """Pinned host slots, each with the event after which it may be used again."""
-
-    def __init__(self) -> None:
-        self._memory = torch.empty(_SLOTS, _SLOT_BYTES, dtype=torch.uint8, pin_memory=True)
-        self._events = [torch.cuda.Event() for _ in range(_SLOTS)]  # type: ignore[no-untyped-call]
-        self._next = 0
-
-    def take(self, nbytes: int) -> tuple[torch.Tensor, torch.cuda.Event]:
-        slot, self._next = self._next, (self._next + 1) % _SLOTS
-        self._events[slot].synchronize()
-        return self._memory[slot, :nbytes], self._events[slot]
-
-
-class CudaFetch:
-    """A copy to a pinned slot. The slot is good until as many fetches later as there are slots."""
-
-    def __init__(self, slot: torch.Tensor, event: torch.cuda.Event) -> None:
-        self._slot, self._event = slot, event
-
-    def result(self) -> npt.NDArray[np.uint8]:
-        try:
-            self._event.synchronize()
-        except RuntimeError as error:
-            raise failure(error) from error
-        data: npt.NDArray[np.uint8] = self._slot.numpy().copy()
-        return data
-
-
-class CudaDevice(TritonDevice):
-    """See `poot_executor.devices.protocol.Device`. Activations are bfloat16.
-
-    `side` is the stream on which entries are recorded; weights come over another, while that goes on.
-    """
+class CudaDevice(GraphDevice):
+    """See `poot_executor.devices.protocol.Device`."""
 
     backend = "ptx"
-    depth = 2
-    own_memory = True
 
     def __init__(self) -> None:
-        index = torch.cuda.current_device()
-        properties = torch.cuda.get_device_properties(index)
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         # Before the context exists, so that the driver's figure says what it takes.
         self._uuid = str(properties.uuid)
         card = nvml.card(self._uuid)
         self._used_before = card.used if card is not None else 0
-        # Compiled kernels are loaded and run: they are kept where nobody else can write.
-        triton.knobs.cache.dir = str(private_folder("triton"))
-        super().__init__(f"cuda:{index}", properties.name, DType.BF16)
-        self.processors = properties.multi_processor_count
-        self.programs = 2 * self.processors
-        self.shared = properties.shared_memory_per_block_optin
+        super().__init__(properties.name)
         self.pdl = properties.major >= 9
         if properties.major < 9:
             self.kernels = TRITON_KERNELS
-        self.pool = torch.cuda.graph_pool_handle()
-        self.side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        copies = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._uploads = Uploader(lambda: PinnedLane(copies), min(_UPLOAD_THREADS, os.cpu_count() or 1))
-        self._up, self._down = _Ring(), _Ring()
-        self._stopwatch = Stopwatch(self.side, properties.L2_cache_size)
-        # A graph that is never replayed: the pool goes when its last graph does, and could not be used again.
-        self._anchor = capture(self.side, self.pool, [lambda: self.live.add_(0)], warm=False)
-
-    def capacity(self) -> int:
-        """Free bytes, less a reserve for what is no allocation of a plan.
-
-        1 GiB, or a fiftieth of the memory if that is more: code of kernels, workspaces of libraries, nodes of graphs
-        (class "recordings" of the account, measured), decoding of weights at upload, and rounding by torch's
-        allocator.
-        """
-        free, total = torch.cuda.mem_get_info()
-        return max(0, free - max(1024 * _MIB, total // 50))
-
-    def fastest(self, site: object, calls: Sequence[Callable[[], object]]) -> int:
-        return self._stopwatch.fastest(site, calls)
 
     def driver_bytes(self) -> int:
         """See `poot_executor.devices.protocol.Metered`. Without NVML, what other programs hold is in it."""
         card = nvml.card(self._uuid)
-        if card is not None:
-            return max(0, card.used - self._used_before)
-        free, total = torch.cuda.mem_get_info()
-        return total - free
-
-    def write(self, allocation: Allocation, offset: int, data: npt.NDArray[Any]) -> None:
-        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        target = device_bytes(allocation, offset, raw.size)
-        try:
-            if raw.size > _SLOT_BYTES:
-                target.copy_(torch.from_numpy(raw))
-                return
-            slot, event = self._up.take(raw.size)
-            slot.numpy()[:] = raw
-            target.copy_(slot, non_blocking=True)
-            event.record()
-        except RuntimeError as error:
-            raise failure(error) from error
-
-    def fetch(self, allocation: Allocation, offset: int, nbytes: int) -> Any:
-        try:
-            if nbytes > _SLOT_BYTES:
-                return super().fetch(allocation, offset, nbytes)
-            slot, event = self._down.take(nbytes)
-            slot.copy_(device_bytes(allocation, offset, nbytes), non_blocking=True)
-            event.record()
-        except RuntimeError as error:
-            raise failure(error) from error
-        return CudaFetch(slot, event)
-
-    def record(self, launches: Sequence[Launch]) -> GraphRecording:
-        live, self.live = self.live, self._live_buffer()
-        try:
-            before, _ = torch.cuda.mem_get_info()
-            recording = GraphRecording(self, launches, TorchAllocation(live.view(torch.uint8)))
-            after, _ = torch.cuda.mem_get_info()
-        except RuntimeError as error:
-            raise failure(error) from error
-        self.account.add("recordings", max(0, before - after))
-        return recording
-
-    def synchronize(self) -> None:
-        try:
-            self._uploads.finish()
-            torch.cuda.synchronize()
-        except RuntimeError as error:
-            raise failure(error) from error
-
-    def close(self) -> None:
-        # Of a device that failed there is nothing to wait for.
-        with contextlib.suppress(RuntimeError):
-            torch.cuda.synchronize()
-
-    def _fill(self, held: torch.Tensor, sources: Sequence[WeightSource]) -> None:
-        self._uploads.put(pieces(held, sources))
+        return super().driver_bytes() if card is None else max(0, card.used - self._used_before)

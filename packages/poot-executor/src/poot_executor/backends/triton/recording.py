@@ -1,4 +1,4 @@
-"""Entries as CUDA graphs."""
+"""Entries as graphs of CUDA or HIP."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from poot_executor.backends.cuda.failure import failure
+from poot_executor.backends.triton.failure import failure
 from poot_executor.backends.triton.memory import TorchAllocation
 from poot_executor.devices.protocol import Launch, Live
 
 if TYPE_CHECKING:
-    from poot_executor.backends.cuda.device import CudaDevice
+    from poot_executor.backends.triton.graphs import GraphDevice
 
 
 class GraphRecording:
-    """A CUDA graph. Its live counts are sent only when they change."""
+    """A graph. Its live counts are sent only when they change."""
 
-    def __init__(self, device: CudaDevice, launches: Sequence[Launch], live: TorchAllocation) -> None:
+    def __init__(self, device: GraphDevice, launches: Sequence[Launch], live: TorchAllocation) -> None:
         self._device, self._live, self._last = device, live, Live()
         # Kept: they own tensors whose addresses the graph has recorded.
         self._calls = [launch(Live()) for launch in launches]

@@ -13,5 +13,5 @@ def failure(error: RuntimeError) -> ExecutorError:
     After a DeviceError nothing on this context works any more: only a new process can go on.
     """
     if isinstance(error, torch.OutOfMemoryError):
-        return CapacityError(f"the CUDA device has no memory left: {error}")
-    return DeviceError(f"the CUDA device failed: {error}")
+        return CapacityError(f"the GPU has no memory left: {error}")
+    return DeviceError(f"the GPU failed: {error}")
