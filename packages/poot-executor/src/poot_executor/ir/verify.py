@@ -1,4 +1,4 @@
-"""The verifier: what must hold of every graph, checked after building and after each pass."""
+"""The verifier: what must hold of every graph, checked after building and after the passes."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def defer_norms(graph: Graph) -> Graph:
             sums, eps = squares[node.inputs[0]]
             rewriter.add(_scaled(node.op, eps), (node.inputs[0], sums, *node.inputs[1:]), node.outputs)
         elif id(node) not in gone:
-            rewriter.add(node.op, node.inputs, node.outputs)
+            rewriter.keep(node)
     return rewriter.finish()
 
 

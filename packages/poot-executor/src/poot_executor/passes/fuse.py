@@ -31,7 +31,7 @@ def fuse_linears(graph: Graph) -> Graph:
         if id(node) in rest:
             continue
         if id(node) not in first:
-            rewriter.add(node.op, node.inputs, node.outputs)
+            rewriter.keep(node)
             continue
         nodes = first[id(node)]
         outputs = [n.outputs[0] for n in nodes]
@@ -62,7 +62,7 @@ def fuse_gated(graph: Graph) -> Graph:
             rewriter.add(GatedLinear(after.op.activation), node.inputs, after.outputs)
             fused.add(id(after))
         elif id(node) not in fused:
-            rewriter.add(node.op, node.inputs, node.outputs)
+            rewriter.keep(node)
     return rewriter.finish()
 
 
@@ -90,5 +90,5 @@ def fuse_add_norm(graph: Graph) -> Graph:
             rewriter.add(op, (*node.inputs, norm.inputs[1]), (norm.outputs[0], node.outputs[0]))
             fused.add(id(norm))
         elif id(node) not in fused:
-            rewriter.add(node.op, node.inputs, node.outputs)
+            rewriter.keep(node)
     return rewriter.finish()

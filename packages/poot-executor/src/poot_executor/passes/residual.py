@@ -39,5 +39,5 @@ def fuse_product_norm(graph: Graph) -> Graph:
             op = LinearAddRmsNorm(node.op.eps, node.op.offset)
             rewriter.add(op, (*pair[0].inputs, pair[1], node.inputs[2]), node.outputs)
         elif id(node) not in gone:
-            rewriter.add(node.op, node.inputs, node.outputs)
+            rewriter.keep(node)
     return rewriter.finish()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import is_
 
 from poot_executor.ir.graph import Graph, Node, Op, Value
 from poot_executor.ir.types import Role, TensorType
@@ -42,12 +43,18 @@ class Rewriter:
         self._values.append(Value(len(self._values), name, type_, Role.TEMPORARY))
         return len(self._values) - 1
 
+    def keep(self, node: Node) -> None:
+        """Take a node of the old graph as it is."""
+        self.nodes.append(node)
+
     def add(self, op: Op, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         self.nodes.append(Node(op, tuple(inputs), tuple(outputs)))
 
     def finish(self) -> Graph:
-        """The new graph, without values that nothing uses, ids dense again."""
+        """The new graph, without values that nothing uses, ids dense again; the old one if all its nodes were kept."""
         graph = self._graph
+        if len(self.nodes) == len(graph.nodes) and all(map(is_, self.nodes, graph.nodes)):
+            return graph
         used = set(graph.inputs) | set(graph.outputs)
         used |= {i for versions in graph.states.values() for i in versions}
         used |= {i for node in self.nodes for i in (*node.inputs, *node.outputs)}
@@ -59,9 +66,14 @@ class Rewriter:
 
         return Graph(
             graph.name,
-            tuple(replace(self._values[old], id=new) for new, old in enumerate(order)),
+            tuple(_numbered(self._values[old], new) for new, old in enumerate(order)),
             tuple(Node(node.op, ids(node.inputs), ids(node.outputs)) for node in self.nodes),
             ids(graph.inputs),
             ids(graph.outputs),
             {name: (new_id[a], new_id[b]) for name, (a, b) in graph.states.items()},
         )
+
+
+def _numbered(value: Value, new: int) -> Value:
+    # Not `dataclasses.replace`, which takes several times as long: graphs have thousands of values.
+    return value if value.id == new else Value(new, value.name, value.type, value.role, value.encoding, value.state)

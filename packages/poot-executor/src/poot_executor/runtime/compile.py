@@ -122,8 +122,9 @@ def compile_graphs(device: Device, graphs: Mapping[EntryKey, Graph]) -> Compiled
         for step in PASSES:
             made = step.run(graph)
             if runs_all(made, step.makes, device.kernels, device.activation):
-                verify(made)
                 graph = made
+        if graph is not source:
+            verify(graph)
         choices = select(graph, device.kernels, device.activation)
         workspaces = [choice.kernel.workspace(choice.site) if choice else 0 for choice in choices]
         plan = plan_arena(graph, device.activation, workspaces, device.alignment)
