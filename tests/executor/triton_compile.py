@@ -73,7 +73,7 @@ class Compiling(TritonDevice):
     def __init__(self, arch: int | str) -> None:
         super().__init__("cpu", str(arch), DType.BF16)
         self.shared, self.processors, self.programs = SHARED[arch], 132, 264
-        self.pdl = isinstance(arch, int) and arch >= 90
+        self.pdl, self.ahead = isinstance(arch, int) and arch >= 90, isinstance(arch, int)
         self.kernels = TRITON_KERNELS.preferring(FEW_ROWS_KERNELS) if self.pdl else TRITON_KERNELS
 
 

@@ -12,6 +12,7 @@ class RocmDevice(GraphDevice):
     """See `poot_executor.devices.protocol.Device`. torch calls a HIP device "cuda"."""
 
     backend = "rocm"
+    ahead = False  # Triton 3.6 cannot compile pages that are looked up ahead for RDNA
 
     def __init__(self) -> None:
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())

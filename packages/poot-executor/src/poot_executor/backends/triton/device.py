@@ -50,6 +50,7 @@ class TritonDevice:
     programs = 4  # persistent programs of a kernel
     processors = 16
     shared = 227 * 1024  # bytes of shared memory that a program may have
+    ahead = True  # whether loops may have their next loads under way
     pdl = False  # whether kernels wait for the one before themselves (programmatic dependent launch)
 
     def __init__(self, torch_device: str, name: str, activation: DType) -> None:

@@ -282,7 +282,7 @@ class PagedAttentionKernel(TritonKernel):
         sinks = operands.held[0] if op.sinks else out
         locks = torch.zeros(tokens * kv_heads, dtype=torch.int32, device=out.device)
         pitches = q.stride(0), q.stride(1), table.shape[1], op.scale, op.softcap or 1.0
-        stages = min(stages, stages_within(device.shared, keys, wide, rows, q.element_size()))
+        stages = min(stages, stages_within(device.shared, keys, wide, rows, q.element_size())) if device.ahead else 1
         lines = triton.next_power_of_2(heads // kv_heads)
         return lambda: _attend[(count,)](
             q, k_pool, v_pool, plan, table, sinks, out, parts, locks, *pitches,

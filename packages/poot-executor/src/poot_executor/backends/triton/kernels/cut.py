@@ -160,25 +160,33 @@ def gather(
 
 
 @triton.jit
-def _sum(source, length, low, high, peak, scale, MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The int64 count or fixed-point mass of what lies in [low, high)."""
+def _sum(few, all_, length, low, high, peak, scale, ROOM: tl.constexpr, MASS: tl.constexpr, BLOCK: tl.constexpr):
+    """The int64 count or fixed-point mass of what lies in [low, high): of the candidates if there is room for them.
+
+    Loaded from either, and not from one that is chosen: Triton 3.6 cannot compile such a pointer for AMD.
+    """
     total = tl.zeros((BLOCK,), tl.int64)
+    gathered = tl.where(length <= ROOM, length, 0)
     for start in range(0, length, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        x = tl.load(source + at, mask=at < length, other=float("-inf"))
+        x = tl.load(few + at, mask=at < gathered, other=float("-inf"))
+        x = tl.maximum(x, tl.load(all_ + at, mask=at < length - gathered, other=float("-inf")))
         value = (tl.exp2((x - peak) * scale) * ONE).to(tl.int64) if MASS else tl.full((BLOCK,), 1, tl.int64)
         total += tl.where((x >= low) & (x < high), value, 0)
     return tl.sum(total, 0)
 
 
 @triton.jit
-def _bisect(source, length, low, top, high, above, target, peak, scale, MASS: tl.constexpr, BLOCK: tl.constexpr):
+def _bisect(
+    few, all_, length, low, top, high, above, target, peak, scale,
+    ROOM: tl.constexpr, MASS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The greatest logit of [low, top] at or above which the sum reaches the target; low if there is none."""
     least, most = ordered(low).to(tl.int64), ordered(top).to(tl.int64)
     while least < most:
         middle = least + (most - least + 1) // 2
         edge = unordered(middle.to(tl.int32))
-        if above + _sum(source, length, edge, high, peak, scale, MASS, BLOCK) >= target:
+        if above + _sum(few, all_, length, edge, high, peak, scale, ROOM, MASS, BLOCK) >= target:
             least = middle
         else:
             most = middle - 1
@@ -203,19 +211,20 @@ def settle(
     if MASS:
         above *= ONE
         target *= ONE
-    source, length = candidates + n * ROOM, tl.load(gathered + n * 2 + MASS)
+    few, all_, length = candidates + n * ROOM, logits + n.to(tl.int64) * pitch, tl.load(gathered + n * 2 + MASS)
     complete = (high == float("inf")) & (length <= ROOM)
-    if length > ROOM:
-        source, length = logits + n.to(tl.int64) * pitch, tl.zeros_like(length) + width
+    length = tl.where(length > ROOM, width, length)
     top = tl.minimum(high, peak)
     cut = _bisect(
-        source, length, low, top, high, above.to(tl.int64), target.to(tl.int64), peak, scale, MASS, BLOCK
+        few, all_, length, low, top, high, above.to(tl.int64), target.to(tl.int64), peak, scale, ROOM, MASS, BLOCK
     )  # fmt: skip
     if not MASS:  # noqa: SIM102 - known when it is compiled
         if complete & (tl.load(asks + n * ASKS + 1) != 0):
-            whole = _sum(source, length, cut, high, peak, scale, True, BLOCK)
+            whole = _sum(few, all_, length, cut, high, peak, scale, ROOM, True, BLOCK)
             share = tl.load(reals + tl.load(rows + n) * _FLOATS + _TOP_P).to(tl.float64)
             goal = (whole.to(tl.float64) * share).to(tl.int64)
-            cut = _bisect(source, length, cut, peak, high, whole * 0, goal, peak, scale, True, BLOCK)
+            cut = _bisect(
+                few, all_, length, cut, peak, high, whole * 0, goal, peak, scale, ROOM, True, BLOCK
+            )  # fmt: skip
             tl.store(asks + n * ASKS + 1, 0)
     tl.store(state + n * STATE + CUT, cut.to(tl.float64))

@@ -175,7 +175,8 @@ class PromptAttentionKernel(PagedAttentionKernel):
         share, wide = heads // kv_heads, max(16, triton.next_power_of_2(width))
         rows, lines = max(16, triton.next_power_of_2(op.tile * share)), triton.next_power_of_2(share)
         keys, warps, stages, programs = shape(rows, wide)
-        stages = min(stages, stages_within(device.shared // programs, keys, wide, rows, q.element_size()))
+        most = stages_within(device.shared // programs, keys, wide, rows, q.element_size())
+        stages = min(stages, most) if device.ahead else 1
         sinks = operands.held[0] if op.sinks else out
         locks = torch.zeros(tokens * kv_heads, dtype=torch.int32, device=out.device)
         numbers = q.stride(0), q.stride(1), table.shape[1], op.scale, op.softcap or 1.0
