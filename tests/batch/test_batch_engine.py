@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import astuple
 
 from poot_batch.errors import ContextLengthError, EngineFaultError, InvalidTokenError, RequestError
 from poot_batch.request import GenerateRequest, SamplingParams
@@ -362,6 +363,42 @@ def test_the_queue_wait_is_counted_when_a_row_is_given(harness, request_of):
     waits = h.engine.stats().queue_wait_ms
     assert (waits.count, sum(waits.buckets)) == (2, 2)
     assert waits.sum > 0
+
+
+def test_the_last_output_says_where_the_time_went(harness, request_of):
+    """One row, a clock of 10 s a turn: the second request waits for the first one's three turns, and both are read in
+    the turn that gives the first of three tokens."""
+    now = [100.0]
+    h = harness(rows=1, clock=lambda: now[0], says=lambda seed, position: 9)
+    for name in (1, 2):
+        h.submit(request_of(name, max_tokens=3))
+    while h.engine.busy:
+        now[0] += 10.0
+        h.step()
+    first, second = h.outputs[1][-1].times, h.outputs[2][-1].times
+    assert (first.queue_ms, first.prefill_ms, first.decode_ms) == (10_000.0, 0.0, 20_000.0)
+    assert (second.queue_ms, second.prefill_ms, second.decode_ms) == (40_000.0, 0.0, 20_000.0)
+    assert all(output.times is None for name in (1, 2) for output in h.outputs[name][:-1])
+
+
+def test_times_of_a_long_prompt_and_of_requests_that_end_early(harness, request_of):
+    """A prompt of 40 tokens takes three turns of 16; a request cancelled in the queue has waited all its time."""
+    now = [0.0]
+    h = harness(rows=1, clock=lambda: now[0], says=lambda seed, position: 9)
+    h.submit(request_of(1, 40, max_tokens=2))
+    h.submit(request_of(2))
+    for _ in range(2):
+        now[0] += 1.0
+        h.step()
+    h.take(h.engine.cancel(2))
+    h.take(h.engine.cancel(1))
+    assert astuple(h.outputs[2][-1].times) == (2000.0, 0.0, 0.0)
+    assert astuple(h.outputs[1][-1].times) == (1000.0, 1000.0, 0.0)
+    h.submit(request_of(3, tuple(range(10, 50)), max_tokens=1))
+    for _ in range(3):
+        now[0] += 1.0
+        h.step()
+    assert astuple(h.outputs[3][-1].times) == (1000.0, 2000.0, 0.0)
 
 
 def test_counters(harness, request_of):

@@ -194,7 +194,8 @@ def test_a_socket_that_is_full_for_a_moment_loses_nothing(harness, request_of, e
 
 
 def test_a_broken_socket_ends_the_process(harness, request_of, ends) -> None:
-    plan = CountedFaults({"worker.send": {3}}, BrokenPipeError)
+    # After the frame that says that the request has a row, and two of tokens.
+    plan = CountedFaults({"worker.send": {4}}, BrokenPipeError)
     assert served(harness, request_of, ends, plan) == (1, [9, 9])
 
 

@@ -16,7 +16,7 @@ from poot_batch.engine import Engine
 from poot_batch.errors import ContextLengthError, EngineDeadError, EngineFaultError, StartError
 from poot_batch.kv import KvSpace
 from poot_batch.llm import Completion
-from poot_batch.process.client import start_engine
+from poot_batch.process.start import start_engine
 from poot_batch.process.stream import Stream
 from poot_batch.request import EngineConfig, EngineInfo, GenerateRequest, Output
 from poot_executor.devices import open_device

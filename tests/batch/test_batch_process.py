@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -15,9 +13,10 @@ from typing import Any, TypeVar
 import pytest
 
 from poot_batch.errors import EngineDeadError, EngineDrainingError, RequestError, StartError
-from poot_batch.process import client
-from poot_batch.process.client import ProcessEngine, start_engine
+from poot_batch.process import start
+from poot_batch.process.client import ProcessEngine
 from poot_batch.process.launch import Child, launch_engine
+from poot_batch.process.start import start_engine
 from poot_batch.process.stream import CREDIT, Stream
 from poot_batch.request import EngineConfig, GenerateRequest, Output, SamplingParams
 
@@ -70,6 +69,19 @@ async def ordinary_requests(engine: ProcessEngine) -> None:
     stats = await engine.stats()
     assert (stats.requests_total, stats.requests_completed, stats.inflight) == (6, 6, 0)
     assert (stats.prompt_tokens, stats.completion_tokens) == (115, 129)
+
+
+async def waiting_for_a_row(engine: ProcessEngine) -> None:
+    """Of three requests on two rows one waits, and is opened when a row is free."""
+    first, second, third = (submit(engine, max_tokens=120) for _ in range(3))
+    while not (first.opened and second.opened):
+        await engine.stats()
+    assert not third.opened and (await engine.stats()).queue_depth == 1
+    first.cancel()
+    assert (await read(first))[-1].finish == "abort"
+    assert count(await read(third)) == 120 and third.opened
+    second.cancel()
+    assert (await read(second))[-1].finish == "abort"
 
 
 async def slow_reader(engine: ProcessEngine) -> None:
@@ -142,7 +154,7 @@ def test_a_life(smollm2_path: Path) -> None:
         )
         try:
             assert (engine.state, engine.info.backend, engine.info.rows) == ("serving", "null", 2)
-            for part in (ordinary_requests, slow_reader, cancels, shared_prompts, drained):
+            for part in (ordinary_requests, slow_reader, cancels, shared_prompts, waiting_for_a_row, drained):
                 await part(engine)
         finally:
             await engine.close()
@@ -229,7 +241,7 @@ def test_a_cancelled_start_leaves_no_process(smollm2_path: Path, monkeypatch: py
         launched.append(launch_engine())
         return launched[-1]
 
-    monkeypatch.setattr(client, "launch_engine", launch)
+    monkeypatch.setattr(start, "launch_engine", launch)
 
     async def main() -> None:
         loading = asyncio.Event()
@@ -243,33 +255,6 @@ def test_a_cancelled_start_leaves_no_process(smollm2_path: Path, monkeypatch: py
         with pytest.raises(asyncio.CancelledError):
             await starting
         assert not exists(child.pid)
-        assert child.pipe.closed
+        assert child.lifeline.fileno() == -1
 
     run(main())
-
-
-PARENT = """
-import asyncio, sys
-from poot_batch.process.client import start_engine
-from poot_batch.request import EngineConfig, GenerateRequest
-
-async def main():
-    engine = await start_engine(EngineConfig(model=sys.argv[1], backend="null", rows=1, max_seq=64))
-    stream = engine.submit(GenerateRequest(id=1, prompt=(1,), ignore_eos=True))
-    print(engine.pid, flush=True)
-    await asyncio.sleep(60)
-
-asyncio.run(main())
-"""
-
-
-def test_the_engine_ends_with_its_parent(smollm2_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT, str(smollm2_path)], stdout=subprocess.PIPE) as parent:
-        try:
-            assert parent.stdout is not None
-            assert exists(int(parent.stdout.readline()))
-            parent.kill()
-            # The engine inherited the other end of this pipe, which ends when the last process that has it is gone.
-            assert parent.communicate(timeout=10) == (b"", None)
-        finally:
-            parent.kill()

@@ -70,6 +70,31 @@ def test_steps_go_on_between_frames(harness, request_of, ends) -> None:
     assert outputs[-1].finish == "length"
 
 
+def test_who_gets_a_row_is_told_before_its_first_step(harness, request_of, ends) -> None:
+    """One row for two: the second one is opened when the first one has ended."""
+    client, engine = ends
+    h = harness(rows=1, says=lambda seed, position: 9)
+    loop = _Loop(h.engine, _Peer(engine))
+    send(client, *(frames.pack_request(request_of(number, max_tokens=2)) for number in (1, 2)))
+    step = h.engine.step
+
+    def until_done() -> list[Output]:
+        outputs = step()
+        if any(output.request_id == 2 and output.finish for output in outputs):
+            send(client, frames.Shutdown())
+        return outputs
+
+    h.engine.step = until_done
+    assert loop.run() == 0
+    told: list[tuple[str, int]] = []
+    for frame in received(client, engine):
+        if isinstance(frame, frames.Opened):
+            told.append(("opened", frame.request_id))
+        elif isinstance(frame, frames.Step):
+            told += [("output", output.request_id) for output in frames.unpack_outputs(frame)]
+    assert told == [("opened", 1), ("output", 1), ("output", 1), ("opened", 2), ("output", 2), ("output", 2)]
+
+
 def test_all_that_has_come_is_heard_before_the_next_step(harness, request_of, ends) -> None:
     """A large request of many frames, more than a socket holds at a time, and what others sent behind it."""
     client, engine = ends

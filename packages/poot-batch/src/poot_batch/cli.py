@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     `simulate` exits with 1 when a seed failed.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a model's text may not fit the terminal's encoding
+        sys.stdout.reconfigure(errors="backslashreplace")
     parser = _parser()
     given = parser.parse_args(arguments)
     if given.command == "simulate" and (wrong := _wrong(given)) is not None:

@@ -17,7 +17,7 @@ class Counters:
         self.prompt_tokens = self.completion_tokens = 0
         self.prefix_hit_tokens = self.prefix_query_tokens = 0
         self.steps, self.batch = 0, 0
-        self.wall_seconds = 0.0
+        self.wall_seconds = self.busy_seconds = 0.0
         self._waits = [0] * (len(QUEUE_BUCKETS_MS) + 1)
         self._waited_ms = 0.0
 
@@ -45,6 +45,7 @@ class Counters:
             prefix_query_tokens=self.prefix_query_tokens,
             steps=self.steps,
             step_wall_seconds=self.wall_seconds,
+            step_busy_seconds=self.busy_seconds,
             device_bytes=device_bytes,
             queue_wait_ms=Histogram(tuple(self._waits), self._waited_ms, sum(self._waits)),
         )

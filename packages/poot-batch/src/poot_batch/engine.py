@@ -13,7 +13,7 @@ from poot_batch.driver.interface import Driver, Ticket
 from poot_batch.errors import EngineError, EngineFaultError, RequestError
 from poot_batch.faults import reach
 from poot_batch.kv import KvSpace
-from poot_batch.request import EngineInfo, EngineStats, GenerateRequest, Output, validate
+from poot_batch.request import EngineInfo, EngineStats, GenerateRequest, Output, most_tokens, validate
 from poot_batch.schedule import PromptBudget, Scheduler, Sequence, StepPlan, StepResult
 from poot_executor.errors import DeviceError
 from poot_models.text import Tokenizer
@@ -52,6 +52,8 @@ class Engine:
         self._collected = 0.0
         self._counters = Counters()
         self._seeds = random.SystemRandom()
+        # Told the id of every request that is given a row, before its first step.
+        self.on_open: Callable[[int], None] | None = None
         self._faults = 0
         self._stuck = False
 
@@ -63,7 +65,8 @@ class Engine:
         if request.prompt_logprobs is not None and not self._driver.score_capacity:
             raise RequestError("this engine gives no log-probabilities of prompts", param="prompt_logprobs")
         seed = request.sampling.seed if request.sampling.seed is not None else self._seeds.getrandbits(64)
-        sequence = Sequence(request, self._max_tokens(request), seed, self._clock())
+        most = most_tokens(request, self.info, self._default_max_tokens)
+        sequence = Sequence(request, most, seed, self._clock())
         if request.fork_of is not None and self._kv.caching:
             sequence.leader = self._sequences.get(request.fork_of)
         self._committer.open(sequence)
@@ -84,6 +87,7 @@ class Engine:
             prompt_tokens=sequence.prompt_length,
             cached_tokens=sequence.cached,
             cache_miss=sequence.cache_miss,
+            times=sequence.times(self._clock()),
         )
         return [self._end(sequence, output)]
 
@@ -108,9 +112,12 @@ class Engine:
         outputs: list[Output] = []
         try:
             for sequence in self._scheduler.admit():
+                sequence.opened = began
                 self._counters.admitted(sequence, (began - sequence.arrived) * 1000)
                 reach("driver.open")
                 self._driver.open(sequence)
+                if self.on_open is not None:
+                    self.on_open(sequence.request.id)
             plan = self._scheduler.plan()
             # Without a plan nothing changes until a submission, a grant or the end of a row, which all clear this.
             self._stuck = plan is None and not self._inflight
@@ -154,10 +161,11 @@ class Engine:
             self._scheduler.budget.measured(plan.prompt_tokens, (self._collected - began) * 1000)
         counters = self._counters
         counters.steps += 1
+        counters.busy_seconds += self._collected - began
         counters.batch = plan.runs
         counters.prompt_tokens += plan.prompt_tokens
         self._publish(plan, result)
-        outputs = self._committer.commit(plan, result)
+        outputs = self._committer.commit(plan, result, self._collected)
         for output in outputs:
             counters.completion_tokens += len(output.tokens)
             if output.finish is not None:
@@ -184,12 +192,6 @@ class Engine:
         for sequence, token in zip(plan.sampling, result.tokens.tolist(), strict=True):
             sequence.tokens.append(token)
 
-    def _max_tokens(self, request: GenerateRequest) -> int:
-        if request.max_tokens is not None:
-            return request.max_tokens
-        left, default = self.info.max_seq - len(request.prompt), self._default_max_tokens
-        return left if default is None else min(left, max(default, request.min_tokens))
-
     def _fault(self, error: Exception) -> list[Output]:
         """End what the failed step may have spoilt: everything that holds a row, or held one when it failed.
 
@@ -211,6 +213,7 @@ class Engine:
             prompt_tokens=sequence.prompt_length,
             cached_tokens=sequence.cached,
             cache_miss=sequence.cache_miss,
+            times=sequence.times(self._clock()),
             error_code=error.code,
             error_message=str(error),
         )

@@ -6,7 +6,8 @@ EngineError                       "engine_error"
 │   └── InvalidTokenError         "invalid_token"            a token id outside the vocabulary
 ├── EngineFaultError              "engine_fault"             the server's fault: this request ends, the engine goes on
 │   └── NonFiniteLogitsError      "non_finite_logits"
-├── EngineDeadError               "engine_dead"              the engine process is gone or silent
+├── EngineDeadError               "engine_dead"              the engine process is gone
+│   └── EngineRestartingError     "engine_restarting"        it is silent or being started again: later it may serve
 ├── EngineDrainingError           "engine_draining"          the engine takes no new requests
 ├── StartError                    "start_failed"             the engine could not start; carries the engine's own code
 ├── InvariantError                "broken_invariant"         the simulator found the engine's host logic at fault
@@ -52,6 +53,10 @@ class NonFiniteLogitsError(EngineFaultError):
 
 class EngineDeadError(EngineError):
     code = "engine_dead"
+
+
+class EngineRestartingError(EngineDeadError):
+    code = "engine_restarting"
 
 
 class EngineDrainingError(EngineError):

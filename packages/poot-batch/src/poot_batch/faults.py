@@ -9,7 +9,9 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
-POINTS = ("kv.reserve", "driver.open", "driver.submit", "driver.collect", "worker.send")
+POINTS = ("kv.reserve", "driver.open", "driver.submit", "driver.collect", "driver.logits", "worker.send")
+# Points that refuse: "kv.reserve" finds no room, "driver.logits" finds the first row's logits not finite.
+REFUSING = ("kv.reserve", "driver.logits")
 
 
 class FaultPlan(Protocol):
@@ -22,7 +24,7 @@ class InjectedFaultError(Exception):
 
 
 class CountedFaults:
-    """Fails the given visits of each point, counted from 1: "kv.reserve" refuses, the others raise `error`."""
+    """Fails the given visits of each point, counted from 1: those of REFUSING refuse, the others raise `error`."""
 
     def __init__(self, visits: Mapping[str, Collection[int]], error: type[Exception] = InjectedFaultError) -> None:
         unknown = set(visits).difference(POINTS)
@@ -37,7 +39,7 @@ class CountedFaults:
         if self.reached[point] not in self._visits.get(point, ()):
             return False
         self.failed.append(point)
-        if point == "kv.reserve":
+        if point in REFUSING:
             return True
         raise self._error(f"{point}, visit {self.reached[point]}")
 

@@ -42,12 +42,13 @@ class Committer:
         """Forget a sequence that ended elsewhere."""
         self._texts.pop(sequence, None)
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[Output]:
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Output]:
+        """The outputs of a step that was collected `now`, on the clock of `Sequence.arrived`."""
         tokens, flags = result.tokens.tolist(), result.flags.tolist()
         outputs = []
         if plan.score is not None and not plan.score.sequence.finished:
             assert result.score is not None
-            outputs.append(self._score(plan.score, result.score))
+            outputs.append(self._score(plan.score, result.score, now))
         for n, sequence in enumerate(plan.sampling):
             if sequence.finished:
                 continue
@@ -63,24 +64,26 @@ class Committer:
                 sequence.committed = count + 1
                 outputs.append(Output(request_id=sequence.request.id, tokens=(token,)))
             else:
-                outputs.append(self._commit(sequence, token, bool(flags[n]), result, n))
+                outputs.append(self._commit(sequence, token, result, n, now))
         return outputs
 
-    def _commit(self, sequence: Sequence, token: int, flagged: bool, result: StepResult, n: int) -> Output:
+    def _commit(self, sequence: Sequence, token: int, result: StepResult, n: int, now: float) -> Output:
         request, text = sequence.request, self._texts.get(sequence)
-        if flagged:
+        if result.flags[n]:
             error = NonFiniteLogitsError("the model's logits for this request are not finite")
-            return self._end(sequence, "error", error=error)
+            return self._end(sequence, "error", now, error=error)
         sequence.committed += 1
+        if sequence.committed == 1:
+            sequence.answered = now
         top = request.sampling.logprobs
         entry = None if top is None else _logprob(result, n, token, top)
         stops = token in sequence.stops and sequence.committed > request.min_tokens
         if stops and (token in self._ends or not request.include_stop):
-            return self._end(sequence, "stop", text=text.finish()[0] if text else None, end_logprob=entry)
+            return self._end(sequence, "stop", now, text=text.finish()[0] if text else None, end_logprob=entry)
         said, finish = self._advance(sequence, text, token, stops=stops)
         logprobs = None if entry is None else (entry,)
         if finish is not None:
-            return self._end(sequence, finish, tokens=(token,), text=said, logprobs=logprobs)
+            return self._end(sequence, finish, now, tokens=(token,), text=said, logprobs=logprobs)
         # Log-probabilities of the prompt came before, and with them what a first output says.
         first = sequence.committed == 1 and request.prompt_logprobs is None
         return Output(
@@ -93,7 +96,7 @@ class Committer:
             cache_miss=sequence.cache_miss if first else None,
         )
 
-    def _score(self, run: PromptRun, score: ScoreResult) -> Output:
+    def _score(self, run: PromptRun, score: ScoreResult, now: float) -> Output:
         """A chunk's log-probabilities, of the tokens that follow its positions. Nothing follows the prompt's last."""
         sequence = run.sequence
         top, length = sequence.request.prompt_logprobs, sequence.prompt_length
@@ -103,10 +106,10 @@ class Committer:
         chosen, ids, values = score.chosen[found], score.top_ids[found, :top], score.top_values[found, :top]
         if not (np.isfinite(chosen).all() and np.isfinite(values).all()):
             error = NonFiniteLogitsError("the model's log-probabilities of this prompt are not finite")
-            return self._end(sequence, "error", error=error)
+            return self._end(sequence, "error", now, error=error)
         entries = tuple(_entry(*each) for each in zip(tokens, chosen, ids, values, strict=True))
         if run.samples and not sequence.max_tokens:
-            return self._end(sequence, "length", prompt_logprobs=entries)
+            return self._end(sequence, "length", now, prompt_logprobs=entries)
         return Output(
             request_id=sequence.request.id,
             prompt_logprobs=entries,
@@ -131,6 +134,7 @@ class Committer:
         self,
         sequence: Sequence,
         finish: FinishReason,
+        now: float,
         *,
         tokens: tuple[int, ...] = (),
         text: str | None = None,
@@ -152,6 +156,7 @@ class Committer:
             cache_miss=sequence.cache_miss,
             prompt_logprobs=prompt_logprobs,
             end_logprob=end_logprob,
+            times=sequence.times(now),
             error_code=error.code if error else None,
             error_message=str(error) if error else None,
         )

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from poot_batch.driver.interface import Ticket
 from poot_batch.driver.startup import Prepared
 from poot_batch.driver.step_block import score_targets, step_block
+from poot_batch.faults import reach
 from poot_batch.sampling import features_of, open_block, recall_blocks
 from poot_batch.schedule import PromptRun, ScoreResult, Sequence, StepPlan, StepResult
 from poot_executor.devices import Live
@@ -111,6 +112,8 @@ class ModelDriver:
             self._prepared.device.synchronize()
         nothing = np.empty(0, np.int32)
         tokens, flags, *logprobs = [pending.result() for pending in fetched.sample] or (nothing, nothing)
+        if len(flags) and reach("driver.logits"):
+            flags = np.append(1, flags[1:])  # the first row's are not finite
         chosen, top_ids, top_values = logprobs or (None, None, None)
         score = ScoreResult(*(pending.result() for pending in fetched.score)) if fetched.score else None
         return StepResult(tokens, flags, chosen, top_ids, top_values, score)

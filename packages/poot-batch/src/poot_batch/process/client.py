@@ -3,95 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
+import logging
 
 import msgspec
 
-from poot_batch.errors import EngineDeadError, EngineDrainingError, StartError
+from poot_batch.errors import EngineDeadError, EngineDrainingError, EngineRestartingError
 from poot_batch.process import frames
+from poot_batch.process.incoming import Incoming
 from poot_batch.process.interface import EngineState
-from poot_batch.process.launch import Child, launch_engine
+from poot_batch.process.launch import Child, end_of
 from poot_batch.process.stream import CREDIT, Stream
-from poot_batch.request import EngineConfig, EngineInfo, EngineStats, GenerateRequest, Output, validate
+from poot_batch.process.totals import Totals
+from poot_batch.process.watch import Patience, Watch
+from poot_batch.request import EngineInfo, EngineStats, GenerateRequest, Output, validate
 
-ProgressCallback = Callable[[str, int, int], None]
+_log = logging.getLogger(__name__)
 
-_READ_BYTES = 1 << 20
-_STATS_SECONDS = 5.0
+# Figures a little old are better than a scrape that fails: a step of a large model on a small processor takes longer.
+_STATS_SECONDS = 2.0
 # How long a process that was told to exit, or that closed its socket, may take.
-_EXIT_SECONDS = 5.0
-
-
-async def start_engine(config: EngineConfig, *, progress: ProgressCallback | None = None) -> ProcessEngine:
-    """Start an engine process and wait until its model is prepared.
-
-    Raises StartError with the engine's own code and message. When the wait is cancelled, the process is ended.
-    """
-    child = launch_engine()
-    writer = None
-    try:
-        reader, writer = await asyncio.open_connection(sock=child.channel)
-        writer.write(frames.encode(frames.Start(config)))
-        incoming = _Incoming(reader)
-        info = await _until_ready(incoming, child, progress)
-    except BaseException:
-        child.kill()
-        if writer is None:
-            child.channel.close()
-        else:
-            writer.close()
-        await asyncio.to_thread(child.wait, _EXIT_SECONDS)
-        raise
-    return ProcessEngine(child, incoming, writer, info)
-
-
-async def _until_ready(incoming: _Incoming, child: Child, progress: ProgressCallback | None) -> EngineInfo:
-    while True:
-        try:
-            frame = await incoming.next()
-        except (ValueError, msgspec.MsgspecError) as error:
-            raise StartError(f"the engine process speaks nonsense: {error}") from error
-        match frame:
-            case None:
-                code = await asyncio.to_thread(child.wait, _EXIT_SECONDS)
-                raise StartError(f"the engine process ended with code {code} before it was ready")
-            case frames.Progress(phase, done, total):
-                if progress is not None:
-                    progress(phase, done, total)
-            case frames.Failed(code, message):
-                raise StartError(message, reason_code=code)
-            case frames.Ready(info):
-                return info
-            case _:
-                raise StartError(f"the engine process spoke out of turn: {type(frame).__name__}")
-
-
-class _Incoming:
-    """Frames of a stream reader, one at a time; None at its end."""
-
-    def __init__(self, reader: asyncio.StreamReader) -> None:
-        self._reader, self._cutter = reader, frames.FrameReader()
-        self._waiting: deque[bytes] = deque()
-
-    async def next(self) -> frames.FromEngine | None:
-        while not self._waiting:
-            try:
-                data = await self._reader.read(_READ_BYTES)
-            except ConnectionError:
-                return None
-            if not data:
-                return None
-            self._waiting.extend(self._cutter.feed(data))
-        return frames.decode_from_engine(self._waiting.popleft())
+EXIT_SECONDS = 5.0
+_BEATS = 4096
 
 
 class ProcessEngine:
     """See `poot_batch.process.interface.EngineClient`. Belongs to the event loop it was started on."""
 
-    def __init__(self, child: Child, incoming: _Incoming, writer: asyncio.StreamWriter, info: EngineInfo) -> None:
+    def __init__(
+        self,
+        child: Child,
+        incoming: Incoming,
+        writer: asyncio.StreamWriter,
+        info: EngineInfo,
+        *,
+        patience: Patience,
+        totals: Totals,
+    ) -> None:
         self.info = info
         self._child, self._incoming, self._writer = child, incoming, writer
+        self._patience, self._totals = patience, totals
         self._state: EngineState = "serving"
         self._streams: dict[int, Stream] = {}
         self._asked: dict[int, asyncio.Future[EngineStats]] = {}
@@ -101,13 +51,16 @@ class ProcessEngine:
         self._prompt: tuple[int, ...] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
-        self._death = "the engine process is gone"
+        self._gone = asyncio.Event()
+        self._death = ""
+        self._watch = Watch(patience, info.backend)
         self._pump = asyncio.create_task(self._read())
+        self._watching = [asyncio.create_task(self._listen()), asyncio.create_task(self._look())]
         self._closing: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> EngineState:
-        return self._state
+        return "stalled" if self._state == "serving" and self._watch.verdict == "stalled" else self._state
 
     @property
     def pid(self) -> int:
@@ -120,9 +73,11 @@ class ProcessEngine:
 
     def submit(self, request: GenerateRequest) -> Stream:
         if self._state == "dead":
-            raise EngineDeadError(self._death)
+            raise self._dead_error()
         if self._state == "draining":
             raise EngineDrainingError("the engine takes no new requests: it is shutting down")
+        if self.state == "stalled":
+            raise EngineRestartingError("the engine is silent and takes no new requests; try again later")
         validate(request, self.info)
         if request.id in self._streams:
             raise ValueError(f"request id {request.id} is in use")
@@ -130,6 +85,7 @@ class ProcessEngine:
         self._send(frames.pack_request(msgspec.structs.replace(request, credit=credit), self._prompt))
         self._prompt = request.prompt
         stream = self._streams[request.id] = Stream(request.id, credit, self)
+        self._totals.opened()
         self._idle.clear()
         return stream
 
@@ -143,8 +99,11 @@ class ProcessEngine:
             self._send(frames.Grant(request_id, tokens))
 
     async def stats(self) -> EngineStats:
+        """See `EngineClient.stats`. The last figures that are known if the engine does not answer for a while."""
         if self._state == "dead":
-            raise EngineDeadError(self._death)
+            raise self._dead_error()
+        if self.state == "stalled":
+            return self._totals.unheard(len(self._streams))
         self._serial += 1
         serial = self._serial
         answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
@@ -152,8 +111,8 @@ class ProcessEngine:
         self._send(frames.AskStats(serial))
         try:
             return await asyncio.wait_for(answer, _STATS_SECONDS)
-        except TimeoutError as error:
-            raise EngineDeadError(f"the engine has not answered for {_STATS_SECONDS:.0f} s") from error
+        except TimeoutError:
+            return self._totals.unheard(len(self._streams))
         finally:
             self._asked.pop(serial, None)
 
@@ -179,9 +138,20 @@ class ProcessEngine:
         self._send(frames.Shutdown())
         if self._state != "dead":
             self._state = "draining"
-        await asyncio.to_thread(self._child.wait, _EXIT_SECONDS)
-        await self._pump
+        if await asyncio.to_thread(self._child.wait, EXIT_SECONDS) is None:
+            self._dead()
+        await self.ended()
+
+    async def ended(self) -> str:
+        """Waits until the process is gone, and says why it is. What it held on this side is given back."""
+        await self._gone.wait()
+        code = await asyncio.to_thread(self._child.wait, EXIT_SECONDS)
+        if code is None:
+            self._pump.cancel()  # the other end of the socket stays open
+        await asyncio.wait({self._pump, *self._watching})
         self._writer.close()
+        self._child.lifeline.close()
+        return f"{self._death}; its process {end_of(code)}" if self._death else f"its process {end_of(code)}"
 
     def _send(self, frame: frames.ToEngine) -> None:
         if self._state != "dead":
@@ -191,20 +161,51 @@ class ProcessEngine:
         """Hand frames out until the engine is gone, then end what is open."""
         try:
             while (frame := await self._incoming.next()) is not None:
-                self._take(frame)
+                # What one that was given up says in its last moments comes too late.
+                if self._state != "dead":
+                    self._take(frame)
         except (ValueError, msgspec.MsgspecError) as error:
-            self._death = f"the engine process speaks nonsense: {error}"
+            self._death = f"its process speaks nonsense: {error}"
             self._child.kill()
         finally:
             self._dead()
+
+    async def _listen(self) -> None:
+        """Hear the beats until the engine is gone."""
+        loop = asyncio.get_running_loop()
+        self._child.lifeline.setblocking(False)
+        try:
+            while data := await loop.sock_recv(self._child.lifeline, _BEATS):
+                self._watch.hear(data)
+        except OSError:
+            pass  # whatever ended it ends the other socket too
+
+    async def _look(self) -> None:
+        """Judge the engine by its beats, and end it once it counts as lost: also one that only stands still."""
+        loop = asyncio.get_running_loop()
+        while True:
+            before, then = self._watch.verdict, loop.time()
+            await asyncio.sleep(self._patience.look)
+            verdict = self._watch.look(loop.time() - then)
+            if verdict == "lost":
+                self._death = self._watch.reason
+                self._child.kill()
+                self._dead()
+            elif verdict == "stalled" and before == "well":
+                _log.warning("the engine has been silent for %.1f s: new requests are refused", self._watch.silent)
+            elif verdict == "well" and before == "stalled":
+                _log.warning("the engine is heard again: requests are taken")
 
     def _take(self, frame: frames.FromEngine) -> None:
         match frame:
             case frames.Step():
                 for output in frames.unpack_outputs(frame):
                     self._put(output)
-            case frames.Stats(serial, stats):
-                answer = self._asked.get(serial)
+            case frames.Opened(request_id):
+                if (stream := self._streams.get(request_id)) is not None:
+                    stream.opened = True
+            case frames.Stats(serial, told):
+                stats, answer = self._totals.heard(told), self._asked.get(serial)
                 if answer is not None and not answer.done():
                     answer.set_result(stats)
             case frames.Failed(_, message):
@@ -223,16 +224,28 @@ class ProcessEngine:
 
     def _finish(self, stream: Stream, output: Output) -> None:
         del self._streams[stream.request_id]
+        if output.finish is not None:
+            self._totals.ended(output.finish)
         stream.put(output)
         if not self._streams:
             self._idle.set()
 
     def _dead(self) -> None:
+        """End what is open. Nothing happens the second time."""
+        if self._state == "dead":
+            return
         self._state = "dead"
-        error = EngineDeadError(self._death)
+        error = self._dead_error()
         for request_id, stream in tuple(self._streams.items()):
             output = Output(request_id=request_id, finish="error", error_code=error.code, error_message=str(error))
             self._finish(stream, output)
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(error)
+        self._totals.lost()
+        for task in self._watching:
+            task.cancel()
+        self._gone.set()
+
+    def _dead_error(self) -> EngineDeadError:
+        return EngineDeadError(f"the engine is gone: {self._death}" if self._death else "the engine process is gone")

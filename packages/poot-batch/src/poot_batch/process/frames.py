@@ -66,6 +66,12 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
+class Opened(msgspec.Struct, frozen=True, tag="opened"):
+    """The request waits no longer: it has a row. Sent before the step that it runs in, which may take long."""
+
+    request_id: int
+
+
 class Step(msgspec.Struct, frozen=True, tag="step"):
     """What one step delivers: a token for each of `ids` (int64) in `tokens` (int32), all else in `outputs`."""
 
@@ -79,7 +85,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     stats: EngineStats
 
 
-FromEngine: TypeAlias = Progress | Ready | Failed | Step | Stats
+FromEngine: TypeAlias = Progress | Ready | Failed | Opened | Step | Stats
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -7,7 +7,9 @@ from typing import Literal, Protocol
 
 from poot_batch.request import EngineInfo, EngineStats, GenerateRequest, Output
 
-EngineState = Literal["serving", "draining", "dead"]
+# "stalled": it is silent, and may recover or be ended. "restarting": the process was lost, and another one is starting.
+# "dead": for good. Only a serving engine takes requests, and only a stalled or restarting one may serve again.
+EngineState = Literal["serving", "stalled", "restarting", "draining", "dead"]
 
 
 class RequestStream(Protocol):
@@ -18,6 +20,8 @@ class RequestStream(Protocol):
     """
 
     request_id: int
+    opened: bool
+    """Whether the engine has given it a row: before that, it waits."""
 
     def __aiter__(self) -> AsyncIterator[Output]: ...
 
@@ -38,11 +42,13 @@ class EngineClient(Protocol):
     def submit(self, request: GenerateRequest) -> RequestStream:
         """Queue a request.
 
-        Raises RequestError for one that can never be served, EngineDeadError, EngineDrainingError.
+        Raises RequestError for one that can never be served, EngineDeadError (EngineRestartingError where trying again
+        may help), EngineDrainingError.
         """
 
     async def stats(self) -> EngineStats:
-        """Counters and gauges, as of the last step. Raises EngineDeadError."""
+        """Counters and gauges, as of the last step or, if the engine does not answer, of those told last. Raises
+        EngineDeadError."""
 
     async def drain(self, timeout_seconds: float) -> None:
         """Take no new requests, wait for the running ones, cancel what still runs after the timeout."""

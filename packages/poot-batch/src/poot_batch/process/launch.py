@@ -2,60 +2,86 @@
 
 from __future__ import annotations
 
-import io
 import os
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+WORKER = (sys.executable, "-m", "poot_batch.process.worker")
+# How long the system may take to end a process that was killed. One in the hands of a driver may take for ever.
+_KILL_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """The process, our end of its socket, and the pipe whose closing ends it."""
+    """The process, our end of the socket that frames travel on, and our end of its lifeline (see `lifeline`)."""
 
     process: subprocess.Popen[bytes]
     channel: socket.socket
-    pipe: io.FileIO
+    lifeline: socket.socket
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
     def kill(self) -> None:
-        """End the process at once; nothing happens if it has ended."""
+        """End the process at once, also a stopped one; nothing happens if it has ended."""
         self.process.kill()
 
-    def wait(self, seconds: float) -> int:
-        """The exit code of the process, which is killed if it has not ended after `seconds`. Closes the pipe."""
+    def wait(self, seconds: float) -> int | None:
+        """The exit code of the process (-N: signal N), which is killed if it has not ended after `seconds`.
+
+        None if it does not end even so, some seconds later. Waits in the caller's thread.
+        """
         try:
-            self.process.wait(seconds)
+            return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.process.kill()
-        self.pipe.close()
-        return self.process.wait()
+        try:
+            return self.process.wait(_KILL_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None
 
 
-def launch_engine() -> Child:
-    """Start `poot_batch.process.worker` with a socket pair and a parent-death pipe. It waits for a Start frame."""
+def end_of(code: int | None) -> str:
+    """How a process ended, in words, by what `Child.wait` returned."""
+    if code is None:
+        return "cannot be ended"
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+def launch_engine(command: Sequence[str] = WORKER) -> Child:
+    """Start `command`, by default `poot_batch.process.worker`, with a socket pair for frames and one as its lifeline.
+
+    It waits for a Start frame. On Linux it also ends with the thread that calls this: call it from one that lives as
+    long as the engine is to.
+    """
     ours, theirs = socket.socketpair()
-    read_end, write_end = os.pipe()
+    lifeline, far = socket.socketpair()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "poot_batch.process.worker", str(theirs.fileno()), str(read_end)],
-            pass_fds=(theirs.fileno(), read_end),
+            [*command, str(theirs.fileno()), str(far.fileno()), str(os.getpid())],
+            pass_fds=(theirs.fileno(), far.fileno()),
             stdin=subprocess.DEVNULL,
             env=_environment(),
             start_new_session=True,
         )
     except BaseException:
         ours.close()
-        os.close(write_end)
+        lifeline.close()
         raise
     finally:
         theirs.close()
-        os.close(read_end)
-    return Child(process, ours, io.FileIO(write_end, "wb"))
+        far.close()
+    return Child(process, ours, lifeline)
 
 
 def _environment() -> dict[str, str]:

@@ -32,6 +32,7 @@ class Stream:
 
     def __init__(self, request_id: int, credit: int, requests: Requests) -> None:
         self.request_id = request_id
+        self.opened = False
         self._requests = requests
         self._outputs: deque[Output] = deque()
         self._arrived = asyncio.Event()

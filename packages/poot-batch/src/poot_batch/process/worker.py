@@ -1,7 +1,7 @@
-"""The engine process: `python -m poot_batch.process.worker SOCKET_FD PIPE_FD`.
+"""The engine process: `python -m poot_batch.process.worker SOCKET_FD LIFELINE_FD PARENT`.
 
-It speaks frames over an inherited socket and lives no longer than its parent: when the pipe's other end closes, it
-exits, whatever it is doing.
+It speaks frames over an inherited socket, beats on another, its lifeline, and lives no longer than its parent process:
+then it exits, whatever it is doing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import select
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections import deque
@@ -22,6 +21,7 @@ from poot_batch.engine import Engine
 from poot_batch.errors import EngineError, RequestError, StartError
 from poot_batch.faults import reach
 from poot_batch.process import frames
+from poot_batch.process.lifeline import Pulse, hold
 from poot_batch.request import Output
 
 _READ_BYTES = 1 << 18
@@ -33,10 +33,13 @@ _OUTBOX_LIMIT = 16 * 2**20
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 after a shutdown, 1 when the engine could not start or gave up."""
-    channel = socket.socket(fileno=int(arguments[0]))
-    threading.Thread(target=_die_with_parent, args=(int(arguments[1]),), daemon=True).start()
-    # A terminal's Ctrl-C goes to the server, which drains this process in order.
+    channel, lifeline = (_own(int(number)) for number in arguments[:2])
+    pulse = Pulse()
+    hold(lifeline, int(arguments[2]), pulse)
+    # A terminal's Ctrl-C and a service manager's SIGTERM, which may go to every process of a service, are for the
+    # server: it drains this process in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     peer = _Peer(channel)
     # Start-up makes millions of objects, most of which stay: looking through them for garbage, again and again, would
     # take a third of its time, and later every full collection would pause the loop. So they are looked through once
@@ -50,14 +53,18 @@ def main(arguments: list[str]) -> int:
     gc.freeze()
     gc.enable()
     try:
-        return _Loop(engine, peer).run()
+        return _Loop(engine, peer, pulse).run()
     finally:
         engine.close()
 
 
-def _die_with_parent(pipe: int) -> None:
-    os.read(pipe, 1)
-    os._exit(1)
+def _own(number: int) -> socket.socket:
+    """The inherited socket `number`, under a low number of this process's own, which no child of it inherits.
+
+    A server with thousands of connections hands down a number that is more than select takes.
+    """
+    with socket.socket(fileno=number) as inherited:
+        return inherited.dup()
 
 
 class _Peer:
@@ -158,11 +165,15 @@ def _start(peer: _Peer) -> Engine | None:
 class _Loop:
     """Step while there is work, wait for frames while there is none."""
 
-    def __init__(self, engine: Engine, peer: _Peer, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, engine: Engine, peer: _Peer, pulse: Pulse | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._engine, self._peer, self._clock = engine, peer, clock
+        self._pulse = Pulse() if pulse is None else pulse
         self._ending = False
         # Of the request that came last.
         self._prompt: tuple[int, ...] = ()
+        engine.on_open = lambda request_id: peer.send(frames.Opened(request_id))
 
     def run(self) -> int:
         while True:
@@ -172,6 +183,7 @@ class _Loop:
             if self._ending:
                 break
             if self._engine.busy and not self._peer.clogged:
+                self._pulse.begin()
                 try:
                     self._deliver(self._engine.step())
                 except EngineError as error:
@@ -179,6 +191,8 @@ class _Loop:
                     self._peer.send(frames.Failed(error.code, str(error)))
                     self._peer.finish()
                     return 1
+                finally:
+                    self._pulse.end()
         self._peer.finish()
         return 0
 

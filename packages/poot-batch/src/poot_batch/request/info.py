@@ -60,7 +60,12 @@ class Histogram(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters and gauges of the engine loop, as /metrics reports them. Counters never fall; gauges are 0 when idle."""
+    """Counters and gauges of the engine loop, as /metrics reports them. Counters never fall; gauges are 0 when idle.
+
+    `step_wall_seconds` is the time that the loop spent in steps, `step_busy_seconds` that during which a step was on
+    the device as the host sees it, from its submission to its result; `step_device_seconds` is what the device measured
+    itself, None if it was not asked to. `restarts` counts the engine processes that took the place of a lost one.
+    """
 
     requests_total: int = 0
     requests_completed: int = 0
@@ -76,6 +81,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_query_tokens: int = 0
     steps: int = 0
     step_wall_seconds: float = 0.0
+    step_busy_seconds: float = 0.0
     step_device_seconds: float | None = None
     device_bytes: int = 0
     queue_wait_ms: Histogram | None = None
+    restarts: int = 0

@@ -18,6 +18,15 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class Times(msgspec.Struct, frozen=True, array_like=True):
+    """Where a request's time went, in milliseconds: until it was given a row, from there to its first token, and from
+    that to its end. What it never reached took no time."""
+
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+
+
 class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One delivery of one request: the tokens that one step (or several) committed.
 
@@ -27,7 +36,8 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `prompt_tokens` and `cached_tokens` are set on the first output and on the last one, and so is `cache_miss`: why
     less of the prompt than its full blocks came from the prefix cache, for people. `prompt_logprobs` are those of the
     prompt's next tokens, in order: over all outputs one for every prompt token but the first. `end_logprob` is that of
-    the end token, where one ended the text: the token is none of `tokens`, nor this one of `logprobs`.
+    the end token, where one ended the text: the token is none of `tokens`, nor this one of `logprobs`. `times` is set
+    on the last output, unless the engine process died or refused the request.
     """
 
     request_id: int
@@ -40,5 +50,6 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cache_miss: str | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     end_logprob: TokenLogprob | None = None
+    times: Times | None = None
     error_code: str | None = None
     error_message: str | None = None

@@ -81,6 +81,14 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     speculation: SpeculationParams | None = None
 
 
+def most_tokens(request: GenerateRequest, info: EngineInfo, default: int | None) -> int:
+    """How many tokens a request may get; `default` (EngineConfig.default_max_tokens) is for one that does not say."""
+    if request.max_tokens is not None:
+        return request.max_tokens
+    left = info.max_seq - len(request.prompt)
+    return left if default is None else min(left, max(default, request.min_tokens))
+
+
 def validate(request: GenerateRequest, info: EngineInfo) -> None:
     """Refuse a request that this engine can never serve.
 

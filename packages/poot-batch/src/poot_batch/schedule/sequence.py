@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from poot_batch.kv import Chain, Reservation
-from poot_batch.request import GenerateRequest
+from poot_batch.request import GenerateRequest, Times
 
 
 @dataclass(slots=True, eq=False)
@@ -20,13 +20,16 @@ class Sequence:
 
     `tokens` are the prompt and what was sampled so far. If the prompt is `looked_up` in the prefix cache, its first
     `cached` positions were found there and are never run; `cache_miss` says why it is not more. A fork waits while its
-    `leader` is there, and `passed` counts those that were admitted before it although they came after it.
+    `leader` is there, and `passed` counts those that were admitted before it although they came after it. `arrived`,
+    `opened` and `answered` are times of the engine's clock: of its submission, its row and its first token.
     """
 
     request: GenerateRequest
     max_tokens: int
     seed: int
     arrived: float
+    opened: float | None = None
+    answered: float | None = None
     row: int = -1
     reservation: Reservation | None = None
     scheduled: int = 0
@@ -55,6 +58,12 @@ class Sequence:
         if self._granted is not None:
             self._granted += tokens
             self._set_limit()
+
+    def times(self, now: float) -> Times:
+        """Where its time went, if it ends `now`."""
+        opened = now if self.opened is None else self.opened
+        answered = now if self.answered is None else self.answered
+        return Times((opened - self.arrived) * 1000, (answered - opened) * 1000, (now - answered) * 1000)
 
     @property
     def prompt_left(self) -> int:
