@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -44,28 +45,35 @@ def free_port() -> int:
 
 
 class LiveServer:
-    """`poot-serve ARGUMENTS`; its lines on stderr are kept with the seconds since its start.
+    """`poot-serve ARGUMENTS`, or another `program` with them; its lines on stderr are kept with the seconds since its
+    start.
 
     Killed at the end of the `with` block if it still runs.
     """
 
-    def __init__(self, *arguments: str, port: int, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        port: int,
+        environment: dict[str, str] | None = None,
+        program: Sequence[str] | None = None,
+    ) -> None:
         self.port, self.url = port, f"http://127.0.0.1:{port}"
         self.lines: list[tuple[float, str]] = []
         self._began = time.perf_counter()
         self._changed = threading.Condition()
         self._ended = False
         self.process = subprocess.Popen(
-            [console_script(), *arguments], stderr=subprocess.PIPE, text=True, env=environment
+            [*(program or (console_script(),)), *arguments], stderr=subprocess.PIPE, text=True, env=environment
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     @classmethod
-    def of(cls, model: Path, *flags: str) -> Self:
+    def of(cls, model: Path, *flags: str, program: Sequence[str] | None = None) -> Self:
         """A server of `model` on a free port of 127.0.0.1."""
         port = free_port()
-        return cls(str(model), f"127.0.0.1:{port}", *flags, port=port)
+        return cls(str(model), f"127.0.0.1:{port}", *flags, port=port, program=program)
 
     def _read(self) -> None:
         assert self.process.stderr is not None

@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ import tokenizers
 import uvloop
 
 from poot_batch.errors import EngineDeadError, EngineDrainingError
-from poot_batch.request import EngineInfo, EngineStats, GenerateRequest, Output, TokenLogprob, validate
+from poot_batch.request import EngineInfo, EngineStats, GenerateRequest, Output, Times, TokenLogprob, validate
 from poot_models.text import Detokenizer, StopMatcher, TextModel, Tokenizer, load_text
 from poot_serve.limits.host import Listener
 from poot_serve.service import Service
@@ -59,7 +60,7 @@ def build_text(directory: Path) -> TextModel:
 class Script:
     """What the engine answers: `steps` of token ids (HOLD waits for cancellation), then `finish`.
 
-    `score_chunk`: how many prompt log-probabilities it gives at a time.
+    `score_chunk`: how many prompt log-probabilities it gives at a time. `queued`: the request never gets a row.
     """
 
     steps: Sequence[Any] = ()
@@ -67,7 +68,9 @@ class Script:
     error_code: str | None = None
     cached: int = 0
     miss: str | None = None
+    times: Times | None = None
     score_chunk: int = 3
+    queued: bool = False
 
 
 @dataclass
@@ -76,6 +79,7 @@ class FakeStream:
     request: GenerateRequest
     script: Script
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    opened: bool = False
 
     @property
     def request_id(self) -> int:
@@ -87,8 +91,10 @@ class FakeStream:
     async def __aiter__(self) -> AsyncIterator[Output]:
         engine, request, script = self.engine, self.request, self.script
         engine.running += 1
+        self.opened = not script.queued
         detokenizer, matcher = Detokenizer(engine.tokenizer), StopMatcher(request.stop)
         counts = {"prompt_tokens": len(request.prompt), "cached_tokens": script.cached, "cache_miss": script.miss}
+        counts["times"] = script.times
         sent = 0
         try:
             for scores in engine.prompt_logprobs(request, script.score_chunk):
@@ -262,17 +268,17 @@ def engine(text: TextModel) -> FakeEngine:
     return FakeEngine(text.tokenizer)
 
 
-@pytest.fixture(scope="session")
-def _running(text: TextModel) -> Iterator[Served]:
+@contextmanager
+def running(text: TextModel, **fields: Any) -> Iterator[Served]:
+    """A server on a free port, with `fields` of Settings."""
     from poot_serve.listen import make_server, until_open
 
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
     listener, model = Listener("127.0.0.1", port), Path("/models/org/tiny.gguf")
-    settings = Settings(
-        model=model, model_name="tiny", listener=listener, keep_alive_seconds=0.15, body_timeout_seconds=0.5
-    )
+    fields = {"model": model, "model_name": "tiny", "listener": listener, "keep_alive_seconds": 0.15, **fields}
+    settings = Settings(**fields)
     engine = FakeEngine(text.tokenizer)
     service = Service(engine, text, settings)
     loop = uvloop.new_event_loop()
@@ -296,6 +302,19 @@ def _running(text: TextModel) -> Iterator[Served]:
         thread.join(10)
         service.close()
         loop.close()
+
+
+@pytest.fixture(scope="session")
+def _running(text: TextModel) -> Iterator[Served]:
+    with running(text) as served:
+        yield served
+
+
+@pytest.fixture
+def serving(text: TextModel) -> Iterator[Callable[..., Served]]:
+    """Starts servers of a test's own, with fields of Settings."""
+    with ExitStack() as stack:
+        yield lambda **fields: stack.enter_context(running(text, **fields))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ def main() -> None:
     tests = runpy.run_path(str(Path(__file__).with_name("conftest.py")))
     text = tests["build_text"](Path(tempfile.mkdtemp()))
 
-    async def start_engine(config, *, progress):
+    async def start_supervised(config, *, progress):
         from poot_batch.errors import StartError
 
         if fault == "start":
@@ -28,13 +28,13 @@ def main() -> None:
             engine.state = "dead"
         return engine
 
-    client = types.ModuleType("poot_batch.process.client")
-    client.start_engine = start_engine
+    client = types.ModuleType("poot_batch.process.supervisor")
+    client.start_supervised = start_supervised
     sys.modules[client.__name__] = client
     from poot_serve import cli, launch
 
     launch.open_text = lambda path: text
-    launch.ENGINE_CHECK_SECONDS = launch.ENGINE_GRACE_SECONDS = 0.1
+    launch.ENGINE_CHECK_SECONDS = 0.1
     cli.main()
 
 

@@ -8,7 +8,6 @@ import json
 import logging
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,10 +15,12 @@ from poot_models.errors import TemplateRefusal, TemplateRenderError
 from poot_models.text import ChatTemplate
 from poot_models.text.encoders import GUARD
 from poot_serve.errors import BadJsonError, FieldError, UnsupportedFieldError
+from poot_serve.limits.host import Listener
 from poot_serve.lower import unbuilt
 from poot_serve.lower.conversation import rendered
 from poot_serve.lower.decode import decode_body
 from poot_serve.protocol.chat import ChatRequest
+from poot_serve.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = sorted((ROOT / "tests" / "data" / "templates").glob("*.jinja"))
@@ -299,14 +300,13 @@ def test_a_start_logs_that_chats_will_be_refused(monkeypatch, caplog, engine, te
 
     from poot_serve import launch
 
-    async def start_engine(config, *, progress):
+    async def start_supervised(config, *, progress):
         return engine
 
     unusable = dataclasses.replace(text, chat_template=None, template_problem="odd\ntemplate")
-    monkeypatch.setattr(launch, "start_engine", start_engine)
+    monkeypatch.setattr(launch, "start_supervised", start_supervised)
     monkeypatch.setattr(launch, "load_text", lambda settings: unusable)
-    settings = SimpleNamespace(**dict.fromkeys(("backend", "rows", "max_seq", "default_max_tokens")))
-    settings.model, settings.prefix_cache, settings.model_name = Path("x.gguf"), True, "x"
+    settings = Settings(model=Path("x.gguf"), model_name="x", listener=Listener("127.0.0.1", 80))
     with caplog.at_level(logging.INFO, logger="poot_serve"):
         service = asyncio.run(launch._start(settings))
     service.close()

@@ -56,9 +56,12 @@ def test_deltas_add_up_to_the_buffered_answer(text, steps, logprobs, chat):
     ]
     answer, transcript = fresh()
     pieces = [transcript.push(output) for output in outputs(steps, logprobs=logprobs)]
-    whole = msgspec.json.decode(
-        msgspec.json.encode(answer.whole([pieces], Usage.of(transcript.prompt_tokens, transcript.completion_tokens, 0)))
-    )
+    written, _ = fresh()
+    spelt, _ = fresh()
+    for piece in pieces:
+        assert written.events(0, piece) == b"".join(event(chunk) for chunk in spelt.chunks(0, piece))
+    usage = Usage.of(transcript.prompt_tokens, transcript.completion_tokens, 0)
+    whole = msgspec.json.decode(msgspec.json.encode(answer.whole([pieces], usage, None)))
     choice = whole["choices"][0]
     expected = text.tokenizer.decode([token for step in steps for token in step])
     if chat:

@@ -35,7 +35,7 @@ def test_a_write_that_takes_too_long_means_that_the_client_is_gone():
 def test_a_keep_alive_that_cannot_be_written_cancels_the_request():
     async def main():
         out, stream = EventStream(never, 0.0, 0.01), Cancellable()
-        async with present(never_receive, [stream], every=0.01, tick=out.keep_alive) as client:
+        async with present(never_receive, [stream], 60.0, every=0.01, tick=out.keep_alive) as client:
             async with asyncio.timeout(5):
                 while not client.gone:
                     await asyncio.sleep(0)

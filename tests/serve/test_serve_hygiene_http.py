@@ -116,7 +116,8 @@ def test_large_body_is_refused_before_it_is_sent(served):
         assert sock.recv(64).startswith(b"HTTP/1.1 413")
 
 
-def test_slow_body_is_timed_out(served):
+def test_slow_body_is_timed_out(serving):
+    served = serving(request_timeout_seconds=0.2)
     assert refusal(served.raw(post(served.port, length=b"500"))) == (408, "body_timeout")
 
 

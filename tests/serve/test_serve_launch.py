@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
@@ -12,6 +13,10 @@ import httpx
 import pytest
 
 BODY = {"prompt": "a", "stream": True}
+HALF = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: application/json\r\n"
+    b'Content-Length: 100\r\n\r\n{"prompt"'
+)
 
 
 @pytest.fixture
@@ -49,6 +54,12 @@ def until_serving(process: subprocess.Popen[str]) -> list[str]:
     raise AssertionError("".join(lines))
 
 
+def until_received(port: int) -> None:
+    """Returns once the server reads a body."""
+    while not httpx.get(f"http://127.0.0.1:{port}/metrics").json()["poot_receiving_requests"]:
+        pass
+
+
 def get_health(port: int) -> httpx.Response:
     return httpx.get(f"http://127.0.0.1:{port}/health")
 
@@ -71,8 +82,14 @@ def test_drain_refuses_new_work_and_cuts_what_does_not_end(start, port):
     with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=BODY, timeout=10) as response:
         lines = response.iter_lines()
         assert "text" in next(lines)
+        half = socket.create_connection(("127.0.0.1", port), timeout=10)
+        half.sendall(HALF % port)
+        until_received(port)
         process.send_signal(signal.SIGINT)
         assert "draining" in process.stderr.readline()
+        # It would be refused once it is there, and may never be.
+        with half:
+            assert b"503 Service Unavailable" in half.recv(65536)
         assert get_health(port).status_code == 503
         refused = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=BODY)
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
@@ -122,3 +139,21 @@ def test_port_in_use(start, port):
         assert process.wait(10) == 1
         error = process.stderr.read()
     assert error.startswith(f"poot-serve: cannot listen on http://127.0.0.1:{port}") and error.count("\n") == 1
+
+
+def test_a_log_of_json_from_start_to_end(start, port):
+    process = start("none", "--log-format=json")
+    lines = until_serving(process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    told = [json.loads(line) for line in [*lines, *process.stderr]]
+    messages = {(entry["logger"], entry["message"]) for entry in told}
+    assert ("stderr", "weights: started") in messages and ("poot_serve", "draining for at most 30 s") in messages
+    assert all(set(entry) >= {"time", "level", "logger", "message"} for entry in told)
+
+
+def test_what_stops_the_start_is_json_too(start):
+    process = start("start", "--log-format=json")
+    assert process.wait(10) == 1
+    *_, last = (json.loads(line) for line in process.stderr)
+    assert (last["level"], last["message"]) == ("critical", "the model does not fit: 3 MB are missing")

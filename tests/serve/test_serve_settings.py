@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from poot_models.errors import HubMissingError
 from poot_models.hub import HubId
 from poot_serve import cli
-from poot_serve.errors import SettingsError, StartUpError
-from poot_serve.limits.host import Listener
+from poot_serve.errors import AuthenticationError, SettingsError, StartUpError
+from poot_serve.limits.host import AllowedHost, Listener
 from poot_serve.settings import FLAGS, log_level, parse, parse_address
 
 
@@ -94,7 +94,7 @@ def test_template_files_that_cannot_be_used(model, tmp_path):
     for content, message in (
         (b"\xff{{x}}", "not UTF-8"),
         (b"chatml", "no jinja"),
-        (b"{{" + b"x" * (1 << 20), "larger"),
+        (b"{{" + b"x" * (1 << 18), "larger"),
     ):
         (tmp_path / "t").write_bytes(content)
         with pytest.raises(SettingsError, match=message):
@@ -171,6 +171,104 @@ def test_any_command_line_is_taken_or_refused_in_type(arguments):
 def test_a_model_name_that_the_system_refuses_is_a_settings_error(name):
     with pytest.raises(SettingsError, match="MODEL"):
         parse([name])
+
+
+def test_http_flags(model, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_bytes(b"\n  first-key \r\n\nsecond\n")
+    settings = parse([
+        str(model), "--rate-limit-rpm=60", "--max-connections=0", "--max-pending-requests", "8",
+        "--max-receiving-requests=4", "--max-queue-wait-secs", "5", "--max-body-mib=16", "--request-timeout-secs=7",
+        "--write-timeout-secs=9", "--api-key-file", str(keys), "--served-model-name", "big, gpt-4",
+        "--allowed-hosts", "API.example.com, b.example:8443,[2001:DB8::1]", "--cors-origin=https://a.example,http://[::1]:3000",
+        "--log-format=json",
+    ])  # fmt: skip
+    assert (settings.rate_limit_rpm, settings.max_connections) == (60, 0)
+    assert (settings.max_pending_requests, settings.max_receiving_requests) == (8, 4)
+    assert (settings.queue_wait_seconds, settings.max_body_bytes) == (5, 16 << 20)
+    assert (settings.request_timeout_seconds, settings.write_timeout_seconds) == (7, 9)
+    assert (settings.model_name, settings.other_names) == ("big", ("gpt-4",))
+    hosts = (AllowedHost("api.example.com"), AllowedHost("b.example", 8443), AllowedHost("2001:db8::1"))
+    assert settings.allowed_hosts == hosts
+    assert settings.cors_origins == ("https://a.example", "http://[::1]:3000")
+    assert settings.log_format == "json"
+    for key, known in ((b"first-key", True), (b"second", True), (b"", False), (b"first", False)):
+        try:
+            settings.api_keys.check([(b"authorization", b"Bearer " + key)])
+        except AuthenticationError:
+            assert not known
+        else:
+            assert known
+    assert "first-key" not in repr(settings) and "second" not in repr(settings.api_keys)
+
+
+def test_http_defaults(model):
+    """As the configuration reference has them."""
+    settings = parse([str(model)])
+    assert (settings.rate_limit_rpm, settings.max_connections) == (0, 4096)
+    assert (settings.max_pending_requests, settings.max_receiving_requests) == (256, 64)
+    assert (settings.queue_wait_seconds, settings.max_body_bytes) == (60, 4 << 20)
+    assert (settings.request_timeout_seconds, settings.write_timeout_seconds) == (30, 30)
+    assert (settings.api_keys, settings.allowed_hosts, settings.cors_origins) == (None, (), ())
+    assert (settings.log_format, settings.max_head_bytes) == ("text", 64 << 10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        *(
+            ([flag, value], f"{flag} takes a whole number of {low} to")
+            for flag, low in (
+                ("--rate-limit-rpm", 0), ("--max-connections", 0), ("--max-pending-requests", 1),
+                ("--max-receiving-requests", 1), ("--max-queue-wait-secs", 1), ("--max-body-mib", 1),
+                ("--request-timeout-secs", 1), ("--write-timeout-secs", 1),
+            )
+            for value in ("-1", "1.5", "", "x", "99999999", *(["0"] if low else []))
+        ),
+        (["--max-body-mib", "1025"], "1 to 1024"), (["--write-timeout-secs", "86401"], "1 to 86400"),
+        (["--lora-admin-key-file", "f"], "unknown flag"), (["--max-image-body-mib", "1"], "unknown flag"),
+        (["--served-model-name", ""], "empty part"), (["--served-model-name", "a,,b"], "empty part"),
+        (["--served-model-name", "a,a"], "names 'a' twice"), (["--served-model-name", "a b"], "is no name"),
+        (["--served-model-name", "a" * 257], "is no name"), (["--served-model-name", "a\nb"], "is no name"),
+        (["--served-model-name", ",".join(map(str, range(17)))], "takes 16 at most"),
+        (["--allowed-hosts", "http://a"], "is not HOST"), (["--allowed-hosts", "a:0"], "is not HOST"),
+        (["--allowed-hosts", "*"], "is not HOST"), (["--allowed-hosts", "a,"], "empty part"),
+        (["--allowed-hosts", "a:99999"], "is not HOST"), (["--allowed-hosts", "é"], "is not HOST"),
+        (["--cors-origin", "a.example"], "is no origin"), (["--cors-origin", "https://a.example/"], "is no origin"),
+        (["--cors-origin", "https://A.example"], "is no origin"), (["--cors-origin", "null"], "is no origin"),
+        (["--cors-origin", "https://*.a.example"], "is no origin"), (["--cors-origin", ""], "empty part"),
+        (["--log-format", "xml"], "text, json"), (["--api-key-file", "/none"], "cannot read"),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_http_flags_refused(model, arguments, message):
+    with pytest.raises(SettingsError) as refused:
+        parse([str(model), *arguments])
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds no key"), (b" \n\r\n\t\n", "holds no key"), (b"two words\n", "line 1"),
+        (b"good\n\nb\0d\n", "line 3"), ("schlüssel\n".encode(), "not ASCII"), (b"\xff\xfea\0", "not ASCII"),
+        (b"a" * 513, "line 1"), (b"k\n" * 600_000, "larger than"),
+        (b"".join(b"key-%d\n" % n for n in range(1025)), "1025 keys"),
+    ],
+    ids=lambda value: repr(value)[:24],
+)  # fmt: skip
+def test_key_files_that_cannot_be_used(model, tmp_path, content, message):
+    (tmp_path / "keys").write_bytes(content)
+    with pytest.raises(SettingsError, match="--api-key-file") as refused:
+        parse([str(model), "--api-key-file", str(tmp_path / "keys")])
+    assert message in str(refused.value)
+    # What is in the file does not show.
+    assert not any(word in str(refused.value) for word in ("two words", "good", "aaa"))
+
+
+def test_a_directory_is_no_key_file(model, tmp_path):
+    with pytest.raises(SettingsError, match="cannot read"):
+        parse([str(model), "--api-key-file", str(tmp_path)])
 
 
 def test_log_level():

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -14,37 +13,65 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from poot_serve.errors import BodyIncompleteError, ClientGoneError, GenerationError, MethodError, RouteNotFoundError
-from poot_serve.limits.head import check_head
+from poot_serve import logs
+from poot_serve.errors import (
+    BodyIncompleteError,
+    ClientGoneError,
+    GenerationError,
+    MethodError,
+    RouteNotFoundError,
+)
+from poot_serve.limits.head import check_head, check_size
+from poot_serve.limits.origins import Origins
+from poot_serve.limits.whole import PIECE_BYTES, send_whole
 from poot_serve.protocol.errors import wire_error
 from poot_serve.routes.answers import error_response
 from poot_serve.routes.chat import CHAT_API
 from poot_serve.routes.completions import COMPLETION_API
 from poot_serve.routes.generation import GenerationRoute
 from poot_serve.routes.models import ModelRoutes
+from poot_serve.routes.openapi import OpenApiRoute
 from poot_serve.routes.operations import OperationRoutes
 from poot_serve.routes.tokens import TokenRoutes
 from poot_serve.service import Service
 
 _log = logging.getLogger(__name__)
+# Routes that need no API key.
+PUBLIC = ("/health",)
+# Refusals for a reason that the log has told already: that the server drains, or what became of the engine.
+TOLD = ("draining", "engine_restarting", "queue_timeout")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/=+@-]{1,128}")
 
 
 def make_app(service: Service) -> ASGIApp:
     """The server's application over `service`."""
+    return Edge(Routes(make_routes(service)), service)
+
+
+def make_routes(service: Service) -> list[Route]:
+    """Every route, behind its guard."""
     models, operations, tokens = ModelRoutes(service), OperationRoutes(service), TokenRoutes(service)
     routes = [
-        Route("/v1/chat/completions", GenerationRoute(service, CHAT_API), methods=["POST"], name="chat"),
-        Route("/v1/completions", GenerationRoute(service, COMPLETION_API), methods=["POST"], name="completions"),
-        Route("/tokenize", tokens.tokenize, methods=["POST"]),
-        Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        _post("/v1/chat/completions", GenerationRoute(service, CHAT_API)),
+        _post("/v1/completions", GenerationRoute(service, COMPLETION_API)),
+        _post("/tokenize", tokens.tokenize),
+        _post("/detokenize", tokens.detokenize),
         _get("/v1/models", models.list),
         _get("/v1/models/{id:path}", models.describe),
         _get("/health", operations.health),
         _get("/metrics", operations.metrics),
         _get("/metrics/prometheus", operations.prometheus),
+        _get("/openapi.json", OpenApiRoute(service).document),
     ]
-    return Edge(Router(routes, redirect_slashes=False), service)
+    for route in routes:
+        route.app = Guard(route.app, service, frozenset(route.methods or ()), public=route.path in PUBLIC)
+        if service.settings.cors_origins:
+            route.methods = {*(route.methods or ()), "OPTIONS"}
+    return routes
+
+
+def _post(path: str, endpoint: Callable[..., object]) -> Route:
+    return Route(path, endpoint, methods=["POST"])
 
 
 def _get(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
@@ -53,48 +80,105 @@ def _get(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route
     return route
 
 
+class Routes:
+    """The router, and before it a look whether a POST's path is a route's as it stands: the search of the router costs
+    as much as some answers."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._router = Router(routes, redirect_slashes=False)
+        self._posts = {route.path: route.app for route in routes if "POST" in (route.methods or ())}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = self._posts.get(scope["path"]) if scope["method"] == "POST" else None
+        await (self._router if found is None else found)(scope, receive, send)
+
+
+class Guard:
+    """What every route checks of a request that it has the path and method for: its head, and its key.
+
+    A POST's key is checked by `Service.admitted`, after the limits that come before it. Preflights of web pages are
+    answered here, and need no key.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service, methods: frozenset[str], *, public: bool) -> None:
+        self._app, self._service, self._methods, self._public = app, service, methods, public
+        self._origins = Origins(service.settings.cors_origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers, settings = scope["headers"], self._service.settings
+        check_head(headers, settings.listener, settings.allowed_hosts)
+        method = scope["method"]
+        if method == "OPTIONS":
+            answer = self._origins.preflight(headers, self._methods)
+            if answer is None:
+                allow = ", ".join(sorted(self._methods))
+                raise MethodError(f"this route takes {allow} alone", allow=allow)
+            await send({"type": "http.response.start", "status": 204, "headers": answer})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        if method != "POST" and not self._public:
+            self._service.check_key(headers)
+        await self._app(scope, receive, send)
+
+
 class Edge:
-    """Checks every request's head, echoes or makes its x-request-id, and turns exceptions into wire errors."""
+    """Checks the size of every request's head, echoes or makes its x-request-id, tells web pages whether they may read
+    the answer, and turns exceptions into wire errors."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
-        self._settings = service.settings
+        self._errors = service.metrics.errors
+        self._new_id = service.new_id
+        self._max_head_bytes = service.settings.max_head_bytes
+        self._write_seconds = service.settings.write_timeout_seconds
+        self._origins = Origins(service.settings.cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         scope["app"] = self  # tells the router to raise for an unknown route or method instead of answering in text
-        request_id = _request_id(scope)
+        request_id = _given_id(scope) or b"req_" + self._new_id().encode()
+        logs.request_id.set(request_id.decode())
+        added = [(b"x-request-id", request_id), *self._origins.headers(scope["headers"])]
         started = False
 
-        async def tagged(message: Message) -> None:
+        def tagged(message: Message) -> Awaitable[None]:
             nonlocal started
-            if message["type"] == "http.response.start":
+            if not started and message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
-            await send(message)
+                message["headers"] = [*message["headers"], *added]
+            elif len(message.get("body", b"")) > PIECE_BYTES and not message.get("more_body", False):
+                return send_whole(send, message["body"], self._write_seconds)
+            return send(message)
 
         try:
-            check_head(scope["headers"], self._settings.listener, self._settings.max_head_bytes)
+            check_size(scope["headers"], self._max_head_bytes)
             await self._app(scope, receive, tagged)
         except asyncio.CancelledError:
             # The listener is closing and this answer's client does not read: there is nobody to tell.
-            _log.debug("%s: ended with the listener", request_id.decode())
-        except ClientGoneError as gone:
-            _log.debug("%s: %s", request_id.decode(), gone)
-            if not started:
-                # It may have closed its sending side alone.
-                await error_response(BodyIncompleteError(str(gone)))(scope, receive, tagged)
+            _log.debug("ended with the listener")
         except Exception as raised:
-            error = _own(raised, scope)
-            status, wire = wire_error(error)
-            if wire.code == "draining":
-                # Whoever stops a server knows that it refuses what comes then.
-                _log.debug("%s: %s", request_id.decode(), error)
-            elif status >= 500:
-                _log.error("%s: %s", request_id.decode(), error, exc_info=_unexpected(error))
+            # In a function of its own: an exception that a frame on its own traceback names keeps the request, and
+            # with it a client's connection, until the garbage collector comes by.
+            answer = self._refusal(raised, scope)
             if not started:
-                await error_response(error)(scope, receive, tagged)
+                await answer(scope, receive, tagged)
+
+    def _refusal(self, raised: Exception, scope: Scope) -> Response:
+        """Tells the log and the counters of an error; the answer to its request, if that has none yet."""
+        error = _own(raised, scope)
+        if isinstance(error, ClientGoneError):
+            _log.debug("%s", error)
+            self._errors.add(error.code)
+            # It may have closed its sending side alone.
+            return error_response(BodyIncompleteError(str(error)))
+        status, wire = wire_error(error)
+        self._errors.add(wire.code)
+        if wire.code in TOLD:
+            _log.debug("%s", error)
+        elif status >= 500:
+            _log.error("%s", error, exc_info=error if _unexpected(error) else None)
+        return error_response(error)
 
 
 def _unexpected(error: Exception) -> bool:
@@ -111,8 +195,8 @@ def _own(error: Exception, scope: Scope) -> Exception:
     return RouteNotFoundError(f"there is no route {scope['path'][:256]!r}")
 
 
-def _request_id(scope: Scope) -> bytes:
+def _given_id(scope: Scope) -> bytes | None:
     given = [value for name, value in scope["headers"] if name == b"x-request-id"]
     if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]) is not None:
         return bytes(given[0])
-    return b"req_" + secrets.token_hex(12).encode()
+    return None

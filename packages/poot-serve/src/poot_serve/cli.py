@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
 from poot_serve import __version__
 from poot_serve.errors import SettingsError, StartUpError
-from poot_serve.settings import help_text, log_level, parse
+from poot_serve.settings import Settings, help_text, log_level, parse
 
 
 def main() -> None:
     """Runs `poot-serve` and ends the process with one of the exit codes of `--help`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # the help may not fit the terminal's encoding
+        sys.stdout.reconfigure(errors="backslashreplace")
     code = run(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
@@ -32,13 +35,25 @@ def run(arguments: list[str]) -> int:
     except SettingsError as error:
         print(f"poot-serve: {error}", file=sys.stderr)
         return 2
+    from poot_serve.logs import logging_to_stderr
+
+    with logging_to_stderr(level, settings.log_format):
+        return _serve(settings)
+
+
+def _serve(settings: Settings) -> int:
+    import logging
+
     from poot_serve.launch import launch
 
     try:
-        return launch(settings, level)
-    except SettingsError as error:
-        print(f"poot-serve: {error}", file=sys.stderr)
-        return 2
+        return launch(settings)
     except StartUpError as error:
-        print(f"poot-serve: {error}", file=sys.stderr)
+        if settings.log_format == "json":
+            logging.getLogger("poot_serve").critical("%s", error)
+        else:
+            print(f"poot-serve: {error}", file=sys.stderr)
+        return 2 if isinstance(error, SettingsError) else 1
+    except Exception:
+        logging.getLogger("poot_serve").critical("the server failed", exc_info=True)
         return 1

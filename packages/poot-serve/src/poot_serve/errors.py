@@ -9,6 +9,8 @@ ServeError                       "serve_error"
 │   ├── BadHostError             "bad_host"               no Host, several, or a malformed one
 │   ├── WrongHostError           "host_not_allowed"       a Host that does not name the listener
 │   ├── TransferEncodingError    "transfer_encoding"      a body without a stated length
+│   ├── OriginError              "origin_not_allowed"     a web page of an origin that is not let in
+│   ├── AuthenticationError      "invalid_api_key"        no API key, or one that is not known
 │   ├── LengthRequiredError      "length_required"        no Content-Length
 │   ├── BadLengthError           "bad_content_length"     a Content-Length that is not one plain number
 │   ├── MediaTypeError           "unsupported_media_type" a body that is not application/json in UTF-8
@@ -17,13 +19,20 @@ ServeError                       "serve_error"
 │   ├── BodyIncompleteError      "body_incomplete"        the body is not as long as stated
 │   ├── BadJsonError             "invalid_json"           not UTF-8, not JSON, or JSON this server does not take
 │   ├── FieldError               "invalid_value"          a field with a wrong type or value
-│   │   └── UnsupportedFieldError "unsupported_value"     a field that asks for something this server does not do
+│   │   ├── UnsupportedFieldError "unsupported_value"     a field that asks for something this server does not do
+│   │   └── UnknownFieldError     "unknown_field"         a field that this server does not know, if it is strict
 │   ├── ModelNotFoundError       "model_not_found"
 │   ├── RouteNotFoundError       "not_found"
 │   └── MethodError              "method_not_allowed"
 ├── ClientGoneError              "client_closed_request"  the client left before its answer
+├── BusyError                    "busy"                   more than the server takes at once; worth trying again
+│   ├── RateLimitError           "rate_limit_exceeded"    too many requests of one address
+│   ├── PendingLimitError        "too_many_requests"      too many requests are being answered
+│   └── ReceivingLimitError      "too_many_uploads"       too many requests are sending their body
 ├── UnavailableError             "unavailable"            the server takes no work now
-│   └── DrainingError            "draining"               it is shutting down
+│   ├── DrainingError            "draining"               it is shutting down
+│   ├── RestartingError          "engine_restarting"      the engine is silent, or is being started again
+│   └── QueueWaitError           "queue_timeout"          the engine had no room for the request in time
 └── GenerationError              "generation_failed"      the engine ended a request with an error of its own code
 """
 
@@ -80,6 +89,14 @@ class LengthRequiredError(ClientError):
     code = "length_required"
 
 
+class OriginError(ClientError):
+    code = "origin_not_allowed"
+
+
+class AuthenticationError(ClientError):
+    code = "invalid_api_key"
+
+
 class BadLengthError(ClientError):
     code = "bad_content_length"
 
@@ -112,6 +129,10 @@ class UnsupportedFieldError(FieldError):
     code = "unsupported_value"
 
 
+class UnknownFieldError(FieldError):
+    code = "unknown_field"
+
+
 class ModelNotFoundError(ClientError):
     code = "model_not_found"
 
@@ -134,12 +155,48 @@ class ClientGoneError(ServeError):
     code = "client_closed_request"
 
 
+class BusyError(ServeError):
+    """`retry_after` is how many seconds to wait before another try."""
+
+    code = "busy"
+
+    def __init__(self, message: str, *, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class RateLimitError(BusyError):
+    code = "rate_limit_exceeded"
+
+
+class PendingLimitError(BusyError):
+    code = "too_many_requests"
+
+
+class ReceivingLimitError(BusyError):
+    code = "too_many_uploads"
+
+
 class UnavailableError(ServeError):
+    """`retry_after` is how many seconds to wait before another try."""
+
     code = "unavailable"
+
+    def __init__(self, message: str, *, retry_after: int = 5) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class QueueWaitError(UnavailableError):
+    code = "queue_timeout"
 
 
 class DrainingError(UnavailableError):
     code = "draining"
+
+
+class RestartingError(UnavailableError):
+    code = "engine_restarting"
 
 
 class GenerationError(ServeError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -13,14 +14,15 @@ from dataclasses import replace
 from typing import Any
 
 from poot_batch.errors import EngineError, StartError
-from poot_batch.process.client import start_engine
 from poot_batch.process.interface import EngineClient
+from poot_batch.process.supervisor import start_supervised
 from poot_batch.request import EngineConfig
 from poot_models.errors import ModelError, TemplateError
 from poot_models.hub import HubId, fetch
 from poot_models.text import ChatTemplate, TextModel, open_text
 from poot_serve.errors import AddressError, SettingsError, StartUpError
-from poot_serve.listen import make_server, probe, until_open
+from poot_serve.listen import allow_files, make_server, probe, until_open
+from poot_serve.listening_socket import bound_writes
 from poot_serve.lower.conversation import no_template
 from poot_serve.progress import Progress
 from poot_serve.service import Service
@@ -30,17 +32,12 @@ _log = logging.getLogger("poot_serve")
 STOP_SECONDS = 2.0
 CANCEL_SECONDS = 5.0
 ENGINE_CHECK_SECONDS = 0.5
-# How long a dead engine may take to come back before the process gives up, answering 503 meanwhile.
-ENGINE_GRACE_SECONDS = 5.0
 EXIT_LOST = 1
 EXIT_SIGNAL = 128  # plus the signal's number, as a shell reports it
 
 
-def launch(settings: Settings, level: str) -> int:
+def launch(settings: Settings) -> int:
     """Serves until a signal ends it; returns the exit code. Raises StartUpError (SettingsError for a bad template)."""
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(message)s")
-    for client in ("httpx", "httpx2"):  # huggingface_hub's, which tells of every request
-        logging.getLogger(client).setLevel(logging.WARNING)
     probe(settings.listener)
     return _run(_serve(settings))
 
@@ -89,9 +86,11 @@ async def _serve(settings: Settings) -> int:
     service = await _start(settings)
     probe(settings.listener)
     signals.may_drain()
+    allow_files(settings.max_connections)
     server = make_server(service)
     serving = asyncio.create_task(server.serve())
     await until_open(settings.listener, serving)
+    bound_writes(settings.listener, settings.write_timeout_seconds)
     info = service.engine.info
     _log.info(
         "serving %s on %s (%s on %s, %d rows of %d positions)",
@@ -105,7 +104,7 @@ async def _serve(settings: Settings) -> int:
     code = 0 if stopped.done() else EXIT_LOST
     if code == EXIT_LOST:
         _log.error("the engine is gone; giving up")
-    await _drain(service)
+    await _drain(service, settings.drain_timeout_seconds if code == 0 else 0)
     server.stop()  # type: ignore[no-untyped-call]
     # Granian waits without limit for clients that neither send nor read.
     await asyncio.wait({serving}, timeout=STOP_SECONDS)
@@ -126,7 +125,7 @@ async def _start(settings: Settings) -> Service:
         prefix_cache=settings.prefix_cache,
     )
     loading = asyncio.create_task(asyncio.to_thread(load_text, settings))
-    starting = asyncio.create_task(start_engine(config, progress=progress))
+    starting = asyncio.create_task(start_supervised(config, progress=progress))
     await asyncio.wait({loading, starting}, return_when=asyncio.FIRST_EXCEPTION)
     progress.clear()
     if loading.done() and (error := loading.exception()) is not None:
@@ -145,26 +144,24 @@ async def _start(settings: Settings) -> Service:
     text = await loading
     if text.chat_template is None:
         _log.warning("chats will be refused, completions served: %s", no_template(text))
+    # A tokenizer is some hundred thousand objects that live for ever: no collection need look at them again.
+    gc.collect()
+    gc.freeze()
     return Service(engine, text, settings)
 
 
 async def _engine_lost(engine: EngineClient) -> None:
-    """Returns when the engine has been dead for ENGINE_GRACE_SECONDS."""
-    dead_since: float | None = None
-    while True:
+    """Returns when the engine is dead for good."""
+    while engine.state != "dead":
         await asyncio.sleep(ENGINE_CHECK_SECONDS)
-        if engine.state != "dead":
-            dead_since = None
-        elif dead_since is None:
-            dead_since = time.monotonic()
-        elif time.monotonic() - dead_since >= ENGINE_GRACE_SECONDS:
-            return
 
 
-async def _drain(service: Service) -> None:
-    """Refuses new requests while the running ones end; after the drain time they are cancelled."""
-    service.draining = True
-    seconds = service.settings.drain_timeout_seconds
+async def _drain(service: Service, seconds: int) -> None:
+    """Refuses new requests while those that were taken end, for `seconds`; then they are cancelled.
+
+    Some seconds more are for the errors that tell their clients so. Whoever does not read them is cut.
+    """
+    service.drain()
     _log.info("draining for at most %d s", seconds)
     try:
         async with asyncio.timeout(seconds + CANCEL_SECONDS):

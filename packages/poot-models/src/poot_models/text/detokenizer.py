@@ -22,17 +22,23 @@ class Detokenizer:
     Each token costs a time that does not grow with the text.
     """
 
-    __slots__ = ("_decoder", "_skip_special", "_strip", "_tokenizer")
+    __slots__ = ("_decoder", "_holds", "_skip_special", "_strip", "_tokenizer")
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, continues: bool = False) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._strip = tokenizer.strip_space and not continues
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._holds = False  # whether the decoder holds the beginning of a character
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that is certain now that ``ids`` have come."""
-        return self._emit(self._decoder.decode(self._tokenizer.join(ids, skip_special=self._skip_special)))
+        raw = self._tokenizer.join(ids, skip_special=self._skip_special)
+        if not self._holds and raw.isascii():
+            return self._emit(raw.decode("ascii"))
+        text = self._decoder.decode(raw)
+        self._holds = bool(self._decoder.getstate()[0])
+        return self._emit(text)
 
     def finish(self) -> str:
         """What was held back, with U+FFFD for a character that never became whole."""

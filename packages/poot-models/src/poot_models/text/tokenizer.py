@@ -130,14 +130,17 @@ class Tokenizer:
 
         Ids outside the vocabulary have no text. The first space goes where the encoder adds one (``strip_space``).
         """
-        text = self.join(ids, skip_special=skip_special).decode("utf-8", "replace")
+        text = self.join(tuple(ids), skip_special=skip_special).decode("utf-8", "replace")
         return text.removeprefix(" ") if self.strip_space else text
 
-    def join(self, ids: Iterable[int], *, skip_special: bool = True) -> bytes:
+    def join(self, ids: Sequence[int], *, skip_special: bool = True) -> bytes:
         """The bytes of ``ids`` in a row, without control tokens unless ``skip_special`` is false."""
         pieces, size = self._pieces, len(self._pieces)
         if skip_special:
             special = self._special
+            if len(ids) == 1:  # a step's token, of each row
+                (id,) = ids
+                return pieces[id] if 0 <= id < size and id not in special else b""
             return b"".join([pieces[id] for id in ids if 0 <= id < size and id not in special])
         return b"".join([pieces[id] for id in ids if 0 <= id < size])
 

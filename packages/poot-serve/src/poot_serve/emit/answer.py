@@ -10,6 +10,7 @@ import msgspec
 
 from poot_serve.emit.echo import Echo
 from poot_serve.emit.transcript import Piece
+from poot_serve.protocol.report import Report
 from poot_serve.protocol.usage import Usage
 
 
@@ -44,8 +45,11 @@ class Answer(Protocol):
     def chunks(self, index: int, piece: Piece) -> Sequence[msgspec.Struct]:
         """The stream events of choice `index`'s `piece`: none if it adds nothing, two if it both adds and ends."""
 
-    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
-        """The event that carries usage alone."""
+    def events(self, index: int, piece: Piece) -> bytes:
+        """The same as server-sent events."""
 
-    def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> msgspec.Struct:
+    def last_chunk(self, usage: Usage, report: Report | None) -> msgspec.Struct | None:
+        """The event without choices that ends a stream which asked for usage or a report, else None."""
+
+    def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage, report: Report | None) -> msgspec.Struct:
         """The buffered answer, from the pieces of each choice."""

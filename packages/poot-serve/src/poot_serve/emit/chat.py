@@ -9,6 +9,7 @@ from msgspec import UNSET
 from poot_models.text import Tokenizer
 from poot_serve.emit.answer import Asked, Heading
 from poot_serve.emit.logprobs import chat_logprobs
+from poot_serve.emit.sse import TextEvents, events
 from poot_serve.emit.transcript import Piece
 from poot_serve.protocol.chat import (
     AnswerMessage,
@@ -19,6 +20,7 @@ from poot_serve.protocol.chat import (
     ChunkChoice,
     Delta,
 )
+from poot_serve.protocol.report import Report
 from poot_serve.protocol.usage import Usage
 
 
@@ -30,6 +32,7 @@ class ChatAnswer:
         self._tokenizer = tokenizer
         self._asked = asked
         self._begun: set[int] = set()
+        self._texts: dict[int, TextEvents] = {}
 
     def chunks(self, index: int, piece: Piece) -> list[ChatChunk]:
         made: list[ChatChunk] = []
@@ -42,10 +45,19 @@ class ChatAnswer:
             made.append(self._choice(index, Delta(), None, piece.finish))
         return made
 
-    def usage_chunk(self, usage: Usage) -> ChatChunk:
-        return self._chunk([], usage)
+    def events(self, index: int, piece: Piece) -> bytes:
+        # Most pieces are one token's text.
+        if piece.finish is not None or piece.logprobs or not piece.text or index not in self._begun:
+            return events(self.chunks(index, piece))
+        made = self._texts.get(index)
+        if made is None:
+            made = self._texts[index] = TextEvents(lambda text: self._choice(index, Delta(UNSET, text), None, None))
+        return made(piece.text)
 
-    def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> ChatCompletion:
+    def last_chunk(self, usage: Usage, report: Report | None) -> ChatChunk | None:
+        return self._chunk([], usage, report) if self._asked.include_usage or report is not None else None
+
+    def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage, report: Report | None) -> ChatCompletion:
         heading = self._heading
         return ChatCompletion(
             id=heading.id,
@@ -54,6 +66,7 @@ class ChatAnswer:
             system_fingerprint=heading.system_fingerprint,
             choices=[self._whole_choice(index, pieces) for index, pieces in enumerate(choices)],
             usage=usage,
+            poot=UNSET if report is None else report,
         )
 
     def _whole_choice(self, index: int, pieces: Sequence[Piece]) -> Choice:
@@ -68,7 +81,7 @@ class ChatAnswer:
     def _choice(self, index: int, delta: Delta, logprobs: ChatLogprobs | None, finish: str | None) -> ChatChunk:
         return self._chunk([ChunkChoice(index, delta, logprobs, finish)], None)
 
-    def _chunk(self, choices: list[ChunkChoice], usage: Usage | None) -> ChatChunk:
+    def _chunk(self, choices: list[ChunkChoice], usage: Usage | None, report: Report | None = None) -> ChatChunk:
         heading = self._heading
         return ChatChunk(
             id=heading.id,
@@ -77,4 +90,5 @@ class ChatAnswer:
             system_fingerprint=heading.system_fingerprint,
             choices=choices,
             usage=usage if self._asked.include_usage else UNSET,
+            poot=UNSET if report is None else report,
         )

@@ -10,8 +10,10 @@ from poot_batch.request import TokenLogprob
 from poot_models.text import Tokenizer
 from poot_serve.emit.answer import Asked, Heading
 from poot_serve.emit.logprobs import CompletionLogprobsWriter
+from poot_serve.emit.sse import TextEvents, events
 from poot_serve.emit.transcript import Piece
 from poot_serve.protocol.completions import Completion, CompletionChoice, CompletionLogprobs
+from poot_serve.protocol.report import Report
 from poot_serve.protocol.usage import Usage
 
 
@@ -23,6 +25,7 @@ class CompletionAnswer:
         self._tokenizer = tokenizer
         self._asked = asked
         self._writers: dict[int, CompletionLogprobsWriter] = {}
+        self._texts: dict[int, TextEvents] = {}
         self._usage: UnsetType | None = None if asked.include_usage else UNSET
 
     def chunks(self, index: int, piece: Piece) -> list[Completion]:
@@ -34,11 +37,25 @@ class CompletionAnswer:
             made.append(self._made([CompletionChoice(index, "", None, piece.finish)], self._usage))
         return made
 
-    def usage_chunk(self, usage: Usage) -> Completion:
-        return self._made([], usage)
+    def events(self, index: int, piece: Piece) -> bytes:
+        # Most pieces are one token's text.
+        if piece.finish is not None or self._asked.logprobs or not piece.text:
+            return events(self.chunks(index, piece))
+        made = self._texts.get(index)
+        if made is None:
+            made = self._texts[index] = TextEvents(
+                lambda text: self._made([CompletionChoice(index, text, None, None)], self._usage)
+            )
+        return made(piece.text)
 
-    def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> Completion:
-        return self._made([self._whole_choice(index, pieces) for index, pieces in enumerate(choices)], usage)
+    def last_chunk(self, usage: Usage, report: Report | None) -> Completion | None:
+        if not self._asked.include_usage and report is None:
+            return None
+        return self._made([], usage if self._asked.include_usage else UNSET, report)
+
+    def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage, report: Report | None) -> Completion:
+        made = [self._whole_choice(index, pieces) for index, pieces in enumerate(choices)]
+        return self._made(made, usage, report)
 
     def _whole_choice(self, index: int, pieces: Sequence[Piece]) -> CompletionChoice:
         text = "".join(piece.text for piece in pieces)
@@ -53,7 +70,9 @@ class CompletionAnswer:
             writer = self._writers[index] = CompletionLogprobsWriter(self._tokenizer, self._asked.echo(index))
         return writer.push(entries, opens)
 
-    def _made(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
+    def _made(
+        self, choices: list[CompletionChoice], usage: Usage | UnsetType | None, report: Report | None = None
+    ) -> Completion:
         heading = self._heading
         return Completion(
             id=heading.id,
@@ -62,4 +81,5 @@ class CompletionAnswer:
             system_fingerprint=heading.system_fingerprint,
             choices=choices,
             usage=usage,
+            poot=UNSET if report is None else report,
         )

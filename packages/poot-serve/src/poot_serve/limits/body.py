@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from starlette.types import Receive
 
-from poot_serve.errors import BodyIncompleteError, BodyTimeoutError, ClientGoneError
+from poot_serve.errors import BodyIncompleteError, ClientGoneError
 
 
-async def read_body(receive: Receive, length: int, seconds: float) -> bytes:
-    """The `length` bytes of the body.
-
-    Raises BodyTimeoutError after `seconds`, ClientGoneError when the client leaves, BodyIncompleteError.
-    """
-    try:
-        async with asyncio.timeout(seconds):
-            body = await _collect(receive, length)
-    except TimeoutError:
-        raise BodyTimeoutError(f"the body did not arrive within {seconds:g} seconds") from None
+async def read_body(receive: Receive, length: int) -> bytes:
+    """The `length` bytes of the body. Raises ClientGoneError when the client leaves, and BodyIncompleteError."""
+    body = await _collect(receive, length)
     if len(body) != length:
         raise BodyIncompleteError(f"the body has {len(body)} bytes, Content-Length says {length}")
     return body

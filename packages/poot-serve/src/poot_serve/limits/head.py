@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from poot_serve.errors import (
     BadLengthError,
@@ -13,7 +13,7 @@ from poot_serve.errors import (
     MediaTypeError,
     TransferEncodingError,
 )
-from poot_serve.limits.host import Listener, check_host
+from poot_serve.limits.host import AllowedHost, Listener, check_host
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 LINE_OVERHEAD = 4  # ": " and CRLF of each header line
@@ -21,23 +21,31 @@ _LENGTH = re.compile(rb"0|[1-9][0-9]{0,18}")
 _JSON_TYPE = re.compile(rb'application/json(?:[ \t]*;[ \t]*charset=(?:utf-8|"utf-8"))?[ \t]*;?[ \t]*', re.IGNORECASE)
 
 
-def check_head(headers: RawHeaders, listener: Listener, max_bytes: int) -> None:
-    """What every request must satisfy: head size, one Host that names the listener, no Transfer-Encoding.
+def check_size(headers: RawHeaders, max_bytes: int) -> None:
+    """Raises HeadTooLargeError for headers of more than `max_bytes`."""
+    if sum(len(name) + len(value) + LINE_OVERHEAD for name, value in headers) > max_bytes:
+        raise HeadTooLargeError(f"the request's headers exceed {max_bytes} bytes")
 
-    Raises HeadTooLargeError, BadHostError, WrongHostError or TransferEncodingError.
+
+def check_head(headers: RawHeaders, listener: Listener, allowed: Sequence[AllowedHost] = ()) -> None:
+    """What every request must satisfy: one Host that names the listener or is `allowed`, and a body, if any, whose
+    length is stated once and plainly.
+
+    Raises BadHostError, WrongHostError, TransferEncodingError or BadLengthError.
     """
     pairs = list(headers)
-    if sum(len(name) + len(value) + LINE_OVERHEAD for name, value in pairs) > max_bytes:
-        raise HeadTooLargeError(f"the request's headers exceed {max_bytes} bytes")
-    check_host([value for name, value in pairs if name == b"host"], listener)
+    check_host([value for name, value in pairs if name == b"host"], listener, allowed)
     if any(name == b"transfer-encoding" for name, _ in pairs):
         raise TransferEncodingError("Transfer-Encoding is not taken; send the body with a Content-Length")
+    lengths = [value for name, value in pairs if name == b"content-length"]
+    if lengths and (len(lengths) != 1 or _LENGTH.fullmatch(lengths[0]) is None):
+        raise BadLengthError("Content-Length must be one plain decimal number")
 
 
 def body_length(headers: RawHeaders, max_bytes: int) -> int:
-    """The length in bytes that a JSON body states, checked before any of it is read.
+    """The length in bytes that a JSON body states, checked before any of it is read. After `check_head`.
 
-    Raises MediaTypeError, LengthRequiredError, BadLengthError or BodyTooLargeError.
+    Raises MediaTypeError, LengthRequiredError or BodyTooLargeError.
     """
     pairs = list(headers)
     types = [value for name, value in pairs if name == b"content-type"]
@@ -48,8 +56,6 @@ def body_length(headers: RawHeaders, max_bytes: int) -> int:
     lengths = [value for name, value in pairs if name == b"content-length"]
     if not lengths:
         raise LengthRequiredError("the body must be sent with a Content-Length")
-    if len(lengths) != 1 or _LENGTH.fullmatch(lengths[0]) is None:
-        raise BadLengthError("Content-Length must be one plain decimal number")
     length = int(lengths[0])
     if length > max_bytes:
         raise BodyTooLargeError(f"the body has {length} bytes; at most {max_bytes} are taken")

@@ -29,11 +29,8 @@ def check_json_text(body: bytes) -> None:
         raise BadJsonError(f"the body is not UTF-8 (byte {error.start})") from None
     _check_surrogates(text)
     _check_nesting(text)
-    decoder = json.JSONDecoder(
-        object_pairs_hook=_distinct_keys, parse_int=len, parse_float=len, parse_constant=_refuse_constant
-    )
     try:
-        decoder.decode(text)
+        _DECODER.decode(text)
     except json.JSONDecodeError as error:
         raise BadJsonError(f"the body is not JSON: {error.msg} (character {error.pos})") from None
 
@@ -76,3 +73,8 @@ def _distinct_keys(pairs: list[tuple[str, object]]) -> None:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise BadJsonError(f"the body holds {name}, which is not JSON")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_distinct_keys, parse_int=len, parse_float=len, parse_constant=_refuse_constant
+)

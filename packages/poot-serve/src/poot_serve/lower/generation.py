@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from poot_batch.errors import RequestError
 from poot_batch.request import EngineInfo, GenerateRequest, validate
 from poot_serve.errors import FieldError, UnsupportedFieldError
-from poot_serve.lower.sampling import sampling_params
+from poot_serve.lower.sampling import sampling_params, wants_report
 from poot_serve.protocol.request import GenerationFields
 
 MAX_SALT_CHARS = 256
@@ -38,7 +38,8 @@ class Lowered:
 
     Choice `index` is of prompt `index // n`. A request's `id`, and the one it is a fork of, are indices of choices:
     the engine's ids come with the submission. `echoes` has the text before the answer for each prompt, or is empty.
-    `prompts_only`: echoed prompts are all there is to answer, so the engine has nothing to do.
+    `prompts_only`: echoed prompts are all there is to answer, so the engine has nothing to do. With a `report`,
+    `ignored` names the fields that nobody read.
     """
 
     requests: tuple[GenerateRequest, ...]
@@ -47,6 +48,8 @@ class Lowered:
     include_usage: bool
     echoes: tuple[str, ...] = ()
     prompts_only: bool = False
+    report: bool = False
+    ignored: tuple[str, ...] = ()
 
     @property
     def logprobs(self) -> bool:
@@ -106,7 +109,7 @@ def lower_generation(
     _check_size(requests, info)
     options = fields.stream_options
     include_usage = bool(options is not None and options.include_usage)
-    return Lowered(tuple(requests), n, stream, include_usage, echoes, prompts_only)
+    return Lowered(tuple(requests), n, stream, include_usage, echoes, prompts_only, wants_report(fields))
 
 
 def _n(fields: GenerationFields) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 
 from poot_batch.request import SamplingParams
 from poot_serve.errors import FieldError
@@ -10,6 +11,7 @@ from poot_serve.protocol.request import GenerationFields
 
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
 MAX_LOGIT_BIAS = 1024
+_EXACT_BITS = 53
 
 
 def sampling_params(fields: GenerationFields, logprobs: int | None) -> SamplingParams:
@@ -24,9 +26,20 @@ def sampling_params(fields: GenerationFields, logprobs: int | None) -> SamplingP
         frequency_penalty=_or(fields.frequency_penalty, 0.0),
         repetition_penalty=_or(fields.repetition_penalty, 1.0),
         logit_bias=_logit_bias(fields.logit_bias),
-        seed=fields.seed,
+        seed=_seed(fields),
         logprobs=logprobs,
     )
+
+
+def wants_report(fields: GenerationFields) -> bool:
+    return fields.poot is not None and bool(fields.poot.report)
+
+
+def _seed(fields: GenerationFields) -> int | None:
+    """One that a report can tell is drawn here, in the range where every JSON reader keeps integers exact."""
+    if fields.seed is None and wants_report(fields):
+        return secrets.randbits(_EXACT_BITS)
+    return fields.seed
 
 
 def _or(value: float | None, default: float) -> float:

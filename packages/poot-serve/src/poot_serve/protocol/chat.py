@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from poot_serve.protocol.report import Report
 from poot_serve.protocol.request import GenerationFields
 from poot_serve.protocol.usage import Usage
 
@@ -105,6 +106,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[Choice]
     usage: Usage
+    poot: Report | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -127,3 +129,4 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    poot: Report | UnsetType = UNSET

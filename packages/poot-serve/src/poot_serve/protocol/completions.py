@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from poot_serve.protocol.report import Report
 from poot_serve.protocol.request import GenerationFields
 from poot_serve.protocol.usage import Usage
 
@@ -46,3 +47,4 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
+    poot: Report | UnsetType = UNSET

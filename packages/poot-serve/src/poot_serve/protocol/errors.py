@@ -17,6 +17,7 @@ from poot_serve import errors as serve
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
+BUSY = "rate_limit_error"
 
 
 class WireError(msgspec.Struct, frozen=True):
@@ -48,10 +49,13 @@ RULES: MappingProxyType[type[Exception], Rule] = MappingProxyType(
         serve.MediaTypeError: Rule(415, INVALID),
         serve.BodyTooLargeError: Rule(413, INVALID),
         serve.BodyTimeoutError: Rule(408, INVALID),
+        serve.AuthenticationError: Rule(401, INVALID),
+        serve.OriginError: Rule(403, INVALID),
         serve.ModelNotFoundError: Rule(404, INVALID),
         serve.RouteNotFoundError: Rule(404, INVALID),
         serve.MethodError: Rule(405, INVALID),
         serve.ClientGoneError: Rule(499, INVALID),
+        serve.BusyError: Rule(429, BUSY),
         serve.UnavailableError: Rule(503, SERVER),
         engine.RequestError: Rule(400, INVALID),
         engine.EngineDeadError: Rule(503, SERVER),

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from poot_batch.process.interface import EngineState
+
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """`max_model_len` is in tokens: prompt and answer together."""
@@ -23,7 +25,9 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    status: Literal["serving", "draining", "dead"]
+    """What serves, as it was settled on."""
+
+    status: EngineState
     model: str
     backend: str
     device: str

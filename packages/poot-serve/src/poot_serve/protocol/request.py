@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
+from poot_serve.protocol.report import ReportOptions
+
 
 class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
 class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
-    """Every field may be null, which means its default. Unknown fields are accepted."""
+    """Every field may be null, which means its default. Unknown fields are accepted, unless the server is strict."""
 
     model: str | None = None
     stream: bool | None = None
@@ -33,3 +35,4 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     cache_salt: str | None = None
+    poot: ReportOptions | None = None

@@ -14,13 +14,13 @@ from poot_batch.request import Output
 from poot_models.text import Tokenizer
 from poot_serve.emit.echo import Echo
 from poot_serve.emit.transcript import Piece, Transcript
-from poot_serve.errors import ClientGoneError, GenerationError
+from poot_serve.errors import ClientGoneError, GenerationError, QueueWaitError
 from poot_serve.lower.generation import Lowered
 from poot_serve.protocol.usage import Usage
 from poot_serve.routes.client import Presence
 
-# Called with a choice's index, a piece of it, and the number of tokens in that.
-Deliver = Callable[[int, Piece, int], Awaitable[None]]
+# Called with a choice's index, a piece of it, and the number of tokens in that. What it gives is waited for.
+Deliver = Callable[[int, Piece, int], Awaitable[None] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,18 @@ class Choice:
     transcript: Transcript
 
     async def read(self, client: Presence, deliver: Deliver) -> None:
-        """Hands on every piece. Raises ClientGoneError, GenerationError or UnavailableError."""
+        """Hands on every piece. Raises ClientGoneError, QueueWaitError, GenerationError or UnavailableError."""
         finished = False
         async for output in self.stream:
             if client.gone:
                 raise ClientGoneError("the client left before its answer")
+            if client.expired:
+                raise QueueWaitError("the engine had no room for this request in time; try again later")
             piece = self.transcript.push(output)
             finished = piece.finish is not None
-            await deliver(self.index, piece, len(output.tokens))
+            delivering = deliver(self.index, piece, len(output.tokens))
+            if delivering is not None:
+                await delivering
         if not finished:
             raise GenerationError("the engine ended the request without a reason", engine_code="engine_fault")
 
@@ -102,6 +106,7 @@ class _Answered:
 
     def __init__(self, output: Output) -> None:
         self.request_id = output.request_id
+        self.opened = True
         self._output = output
 
     async def __aiter__(self) -> AsyncIterator[Output]:

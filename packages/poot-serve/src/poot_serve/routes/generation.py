@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Generic, TypeVar
 
 from starlette.types import Receive, Scope, Send
@@ -14,18 +15,20 @@ from poot_serve.emit.answer import Answer, Asked
 from poot_serve.emit.chat import ChatAnswer
 from poot_serve.emit.completions import CompletionAnswer
 from poot_serve.emit.echo import Echo
-from poot_serve.emit.sse import DONE, event, events
+from poot_serve.emit.report import report_of
+from poot_serve.emit.sse import DONE, event
 from poot_serve.emit.transcript import Piece
 from poot_serve.errors import ClientGoneError
-from poot_serve.limits.body import read_body
-from poot_serve.limits.head import body_length
 from poot_serve.lower.decode import decode_body
 from poot_serve.lower.generation import Lowered
+from poot_serve.lower.sampling import wants_report
 from poot_serve.lower.unbuilt import Unbuilt
+from poot_serve.lower.unknown import refuse_unknown, shape_of, unknown_fields
 from poot_serve.metrics import RequestTimer
 from poot_serve.protocol.errors import FALLBACK, ErrorBody, wire_error
+from poot_serve.protocol.report import Report
 from poot_serve.protocol.request import GenerationFields
-from poot_serve.routes.answers import json_response
+from poot_serve.routes.answers import send_json
 from poot_serve.routes.choices import Choices, open_choices
 from poot_serve.routes.client import present
 from poot_serve.routes.event_stream import EventStream
@@ -48,15 +51,16 @@ class Api(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request that the engine has taken. `id` is its answer's."""
+    """One request that the engine has taken. `id` is its answer's; `report` makes its report, if it asked for one."""
 
     id: str
     choices: Choices
     answer: Answer
     timer: RequestTimer
-    include_usage: bool
+    report: Callable[[], Report] | None
     keep_alive_seconds: float
     write_seconds: float
+    queue_seconds: float
 
     def finished(self) -> None:
         """To be called when every choice has ended well."""
@@ -78,24 +82,27 @@ class GenerationRoute(Generic[T]):
     def __init__(self, service: Service, api: Api[T]) -> None:
         self._service = service
         self._api = api
+        self._shape = shape_of(api.kind, tuple(api.unbuilt))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
-        settings = self._service.settings
-        length = body_length(scope["headers"], settings.max_body_bytes)
-        with self._service.admitted():
-            body = await read_body(receive, length, settings.body_timeout_seconds)
-            lowered = await self._service.lower(length, lambda: self._lowered(body))
+        async with self._service.admitted(scope, receive) as body:
+            lowered = await self._service.lower(len(body), lambda: self._lowered(body))
             call = await self._submitted(lowered, began)
             if lowered.stream:
                 await _stream(call, receive, send)
             else:
-                await _buffer(call, scope, receive, send)
+                await _buffer(call, receive, send)
 
     def _lowered(self, body: bytes) -> Lowered:
         wire = decode_body(body, self._api.kind, self._api.unbuilt)
+        strict = self._service.settings.strict_fields
+        ignored = unknown_fields(body, self._shape) if strict or wants_report(wire) else ()
+        if strict:
+            refuse_unknown(ignored)
         self._service.check_model(wire.model)
-        return self._api.lower(wire, self._service)
+        lowered = self._api.lower(wire, self._service)
+        return replace(lowered, ignored=ignored) if ignored else lowered
 
     async def _submitted(self, lowered: Lowered, began: float) -> Call:
         service, api = self._service, self._api
@@ -108,52 +115,74 @@ class GenerationRoute(Generic[T]):
         asked = Asked(lowered.logprobs, lowered.include_usage, echoes)
         timer = RequestTimer(service.metrics, began, streamed=lowered.stream)
         choices = await open_choices(service.engine, tokenizer, lowered, echoes)
-        waits = service.settings.keep_alive_seconds, service.settings.write_timeout_seconds
+        settings = service.settings
+        waits = settings.keep_alive_seconds, settings.write_timeout_seconds, settings.queue_wait_seconds
         answer = api.answer(heading, tokenizer, asked)
-        return Call(heading.id, choices, answer, timer, lowered.include_usage, *waits)
+        report = None
+        if lowered.report:
+            report = partial(
+                report_of,
+                lowered.requests,
+                [choice.transcript for choice in choices.all],
+                lowered.ignored,
+                service.engine.info,
+                service.settings.default_max_tokens,
+            )
+        return Call(heading.id, choices, answer, timer, report, *waits)
 
 
-async def _buffer(call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+async def _buffer(call: Call, receive: Receive, send: Send) -> None:
     pieces: list[list[Piece]] = [[] for _ in call.choices.all]
 
-    async def keep(index: int, piece: Piece, count: int) -> None:
+    def keep(index: int, piece: Piece, count: int) -> None:
         pieces[index].append(piece)
         call.timer.tokens(count, index)
 
-    async with present(receive, call.choices.streams) as client:
+    async with present(receive, call.choices.streams, call.queue_seconds) as client:
         await call.choices.read(client, keep)
     call.finished()
-    await json_response(call.answer.whole(pieces, call.choices.usage))(scope, receive, send)
+    report = call.report() if call.report is not None else None
+    await send_json(send, call.answer.whole(pieces, call.choices.usage, report))
 
 
 async def _stream(call: Call, receive: Receive, send: Send) -> None:
-    """Nothing is sent before the first output (or keep-alive), so that a request that fails at once gets its status."""
+    """The status goes out with the first output or, for a request that has had a row for long, with a comment: until
+    then whatever ends the request is told by a status of its own."""
     out = EventStream(send, call.keep_alive_seconds, call.write_seconds)
     running = len(call.choices.all)
 
-    async def write(index: int, piece: Piece, count: int) -> None:
+    def write(index: int, piece: Piece, count: int) -> Awaitable[None] | None:
         nonlocal running
         call.timer.tokens(count, index)
-        data = events(call.answer.chunks(index, piece))
+        data = call.answer.events(index, piece)
         if piece.finish is not None:
             running -= 1
             if running == 0:
-                data += event(call.answer.usage_chunk(call.choices.usage)) if call.include_usage else b""
-                data += DONE
+                report = call.report() if call.report is not None else None
+                last = call.answer.last_chunk(call.choices.usage, report)
+                data += DONE if last is None else event(last) + DONE
                 call.finished()
-        if data:
-            await out.write(data)
+        return out.write(data) if data else None
 
-    async with present(receive, call.choices.streams, every=call.keep_alive_seconds, tick=out.keep_alive) as client:
-        try:
-            await call.choices.read(client, write)
-        except ClientGoneError:
-            raise
-        except Exception as error:
-            if not out.started:
+    async def keep_alive() -> None:
+        if out.started or any(stream.opened for stream in streams):
+            await out.keep_alive()
+
+    try:
+        streams, every = call.choices.streams, call.keep_alive_seconds
+        async with present(receive, streams, call.queue_seconds, every=every, tick=keep_alive) as client:
+            try:
+                await call.choices.read(client, write)
+            except ClientGoneError:
                 raise
-            status, wire = wire_error(error)
-            if status == FALLBACK.status:
-                _log.exception("a stream failed after it began")
-            await out.write(event(ErrorBody(wire)))
-        await out.close()
+            except Exception as error:
+                if not out.started:
+                    raise
+                status, wire = wire_error(error)
+                if status == FALLBACK.status:
+                    _log.exception("a stream failed after it began")
+                call.timer.failed(wire.code)
+                await out.write(event(ErrorBody(wire)))
+            await out.close()
+    finally:
+        out.release()

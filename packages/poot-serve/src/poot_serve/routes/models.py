@@ -15,15 +15,14 @@ class ModelRoutes:
         self._service = service
 
     async def list(self, request: Request) -> Response:
-        return json_response(ModelList(data=[self._card()]))
+        return json_response(ModelList(data=[self._card(name) for name in self._service.names]))
 
     async def describe(self, request: Request) -> Response:
         """Raises ModelNotFoundError. The id may hold slashes: the path that the server was started with is one."""
-        self._service.check_model(request.path_params["id"])
-        return json_response(self._card())
+        service, name = self._service, request.path_params["id"]
+        service.check_model(name)
+        return json_response(self._card(name if name in service.names else service.settings.model_name))
 
-    def _card(self) -> ModelCard:
+    def _card(self, name: str) -> ModelCard:
         service = self._service
-        return ModelCard(
-            id=service.settings.model_name, created=service.created, max_model_len=service.engine.info.max_seq
-        )
+        return ModelCard(id=name, created=service.created, max_model_len=service.engine.info.max_seq)

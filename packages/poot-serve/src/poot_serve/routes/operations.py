@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from poot_serve import __version__
-from poot_serve.metrics import PROMETHEUS_TYPE, to_json, to_prometheus
+from poot_serve.metrics import PROMETHEUS_TYPE, Front, to_json, to_prometheus
 from poot_serve.protocol.models import Health
 from poot_serve.routes.answers import json_response
 from poot_serve.service import Service
@@ -32,7 +32,8 @@ class OperationRoutes:
         return json_response(health, status=200 if health.status == "serving" else 503)
 
     async def metrics(self, request: Request) -> Response:
-        """503 when the engine does not answer: figures without its own would look like those of an idle server."""
+        """While the engine does not answer, or is being started again, the figures told last, with `poot_engine_up` 0;
+        503 once it is gone for good."""
         return json_response(to_json(await self._families()))
 
     async def prometheus(self, request: Request) -> Response:
@@ -40,5 +41,7 @@ class OperationRoutes:
         return Response(to_prometheus(await self._families()), headers={"content-type": PROMETHEUS_TYPE})
 
     async def _families(self) -> list[Metric]:
-        engine = self._service.engine
-        return self._service.metrics.families(engine.info, await engine.stats())
+        service, engine = self._service, self._service.engine
+        stats = await engine.stats()
+        front = Front(engine.state in ("serving", "draining"), service.pending, service.receiving)
+        return service.metrics.families(engine.info, stats, front)

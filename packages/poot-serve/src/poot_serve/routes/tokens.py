@@ -8,11 +8,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from poot_serve.limits.body import read_body
-from poot_serve.limits.head import body_length
 from poot_serve.lower.decode import decode_body
 from poot_serve.lower.tokens import detokenized, tokenized
 from poot_serve.lower.unbuilt import NONE, TOKENIZE
+from poot_serve.lower.unknown import Shape, refuse_unknown, shape_of, unknown_fields
 from poot_serve.protocol.tokens import DetokenizedPrompt, DetokenizeRequest, TokenizeRequest, Tokens
 from poot_serve.routes.answers import json_response
 from poot_serve.service import Service
@@ -21,6 +20,8 @@ from poot_serve.service import Service
 class TokenRoutes:
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._tokenize_shape = shape_of(TokenizeRequest, tuple(TOKENIZE))
+        self._detokenize_shape = shape_of(DetokenizeRequest)
 
     async def tokenize(self, request: Request) -> Response:
         return await self._answer(request, self._tokenized)
@@ -29,20 +30,24 @@ class TokenRoutes:
         return await self._answer(request, self._detokenized)
 
     async def _answer(self, request: Request, work: Callable[[bytes], msgspec.Struct]) -> Response:
-        service, settings = self._service, self._service.settings
-        length = body_length(request.scope["headers"], settings.max_body_bytes)
-        with service.admitted():
-            body = await read_body(request.receive, length, settings.body_timeout_seconds)
-            return json_response(await service.lower(length, lambda: work(body)))
+        service = self._service
+        async with service.admitted(request.scope, request.receive) as body:
+            return json_response(await service.lower(len(body), lambda: work(body)))
+
+    def _check_fields(self, body: bytes, shape: Shape) -> None:
+        if self._service.settings.strict_fields:
+            refuse_unknown(unknown_fields(body, shape))
 
     def _tokenized(self, body: bytes) -> Tokens:
         service = self._service
         wire = decode_body(body, TokenizeRequest, TOKENIZE)
+        self._check_fields(body, self._tokenize_shape)
         service.check_model(wire.model)
         return tokenized(wire, service.text, service.engine.info)
 
     def _detokenized(self, body: bytes) -> DetokenizedPrompt:
         service = self._service
         wire = decode_body(body, DetokenizeRequest, NONE)
+        self._check_fields(body, self._detokenize_shape)
         service.check_model(wire.model)
         return detokenized(wire, service.text, service.engine.info)

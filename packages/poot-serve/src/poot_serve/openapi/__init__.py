@@ -1,0 +1,1 @@
+"""The OpenAPI document of this server, made of the wire types."""

@@ -1,0 +1,120 @@
+"""The log's two formats, and that with JSON nothing else comes out of standard error."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import pytest
+
+from poot_serve.logs import JsonFormatter, TextFormatter, request_id
+
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+PROGRAM = """
+import os, subprocess, sys, threading, warnings, logging
+from poot_serve.logs import logging_to_stderr
+
+log = logging.getLogger("poot_serve.test")
+with logging_to_stderr("INFO", "json"):
+    log.info("first")
+    log.debug("not asked for")
+    logging.getLogger("httpx").info("nor this")
+    sys.stderr.write("in two ")
+    sys.stderr.write("parts\\n")
+    os.write(2, b"weights  1%\\rweights 99%\\n\\n\\xff odd\\n")
+    subprocess.run([sys.executable, "-c", "1 / 0"])
+    warnings.warn("old")
+    thread = threading.Thread(target=lambda: [][0])
+    thread.start()
+    thread.join()
+    sys.stderr.write("no line end")
+print("after", file=sys.stderr)
+raise ValueError("after all")
+"""
+
+
+def record(message: str, *arguments: object, **fields: object) -> logging.LogRecord:
+    made = logging.LogRecord("poot_serve.x", logging.WARNING, "x.py", 1, message, arguments, None)
+    made.__dict__.update(fields)
+    return made
+
+
+@pytest.fixture
+def within_a_request():
+    token = request_id.set("req_7")
+    yield
+    request_id.reset(token)
+
+
+def test_json(within_a_request):
+    made = record("one %s\ntwo é", "thing", created=1_700_000_000.0625)
+    text = JsonFormatter().format(made)
+    assert "\n" not in text and text.isascii()
+    assert json.loads(text) == {
+        "time": "2023-11-14T22:13:20.062Z",
+        "level": "warning",
+        "logger": "poot_serve.x",
+        "message": "one thing\ntwo é",
+        "request_id": "req_7",
+    }
+    assert datetime.fromisoformat(json.loads(text)["time"]) == datetime(2023, 11, 14, 22, 13, 20, 62000, UTC)
+
+
+def test_json_outside_of_a_request_and_with_an_exception():
+    try:
+        raise ValueError("bad \x1b[31m value")
+    except ValueError:
+        made = record("failed", exc_info=sys.exc_info())
+    told = json.loads(JsonFormatter().format(made))
+    assert "request_id" not in told and told["message"] == "failed"
+    assert told["exception"].startswith("Traceback") and told["exception"].endswith("ValueError: bad \x1b[31m value")
+
+
+def test_text_is_one_line_and_steers_no_terminal(within_a_request):
+    line = TextFormatter().format(record("a\r\nFAKE line \x1b[2J\x85\u2028 é"))
+    assert line.endswith(r" WARNING req_7: a\r\nFAKE line \x1b[2J\x85\u2028 é")
+
+
+def test_text_without_a_request():
+    try:
+        raise ValueError("x")
+    except ValueError:
+        line = TextFormatter().format(record("failed", exc_info=sys.exc_info()))
+    first, *rest = line.splitlines()
+    assert first.endswith(" WARNING failed") and rest[0].startswith("Traceback") and rest[-1] == "ValueError: x"
+
+
+def test_all_that_is_written_becomes_json():
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, timeout=30, check=False)
+    lines = ended.stderr.decode().splitlines()
+    after = lines.index("after")  # then standard error is what it was
+    assert lines[-1] == "ValueError: after all" and ended.returncode == 1
+    told = [json.loads(line) for line in lines[:after]]
+    assert all(TIME.fullmatch(entry["time"]) for entry in told)
+    by_logger: dict[str, list[str]] = {}
+    for entry in told:
+        by_logger.setdefault(entry["logger"], []).append(entry["message"])
+    assert by_logger["poot_serve.test"] == ["first"] and "httpx" not in by_logger
+    raw = by_logger["stderr"]
+    assert raw[:4] == ["in two parts", "weights  1%", "weights 99%", "\\xff odd"]
+    assert raw[-2:] == ["ZeroDivisionError: division by zero", "no line end"]
+    assert "UserWarning: old" in by_logger["py.warnings"][0]
+    (uncaught,) = [entry for entry in told if entry["logger"] == "poot_serve"]
+    assert uncaught["level"] == "critical" and "IndexError" in uncaught["exception"]
+
+
+def test_lines_of_a_request_carry_its_id(served, caplog):
+    told: list[dict[str, object]] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(json.loads(JsonFormatter().format(record)))
+    logging.getLogger("poot_serve").addHandler(handler)
+    try:
+        served.engine.state = "dead"
+        served.client.post("/v1/completions", json={"prompt": "a"}, headers={"x-request-id": "mine-1"})
+    finally:
+        logging.getLogger("poot_serve").removeHandler(handler)
+    assert [(entry["level"], entry["request_id"]) for entry in told] == [("error", "mine-1")]
