@@ -15,6 +15,7 @@ from poot_executor.ir.types import DType, Role, TensorType
 from poot_executor.ops.base import Example, Tolerance, dense_weight, floats, require
 from poot_executor.ops.linear import GatedLinear, Linear
 from poot_executor.ops.pointwise import Activation
+from poot_executor.ops.residual import residual_case
 
 if TYPE_CHECKING:
     import torch
@@ -69,18 +70,11 @@ class ResidualLinear(Op):
 
     @classmethod
     def examples(cls) -> tuple[Example, ...]:
-        def case(op: Op, rows: int, width: int, out: int) -> Example:
-            def make(generator: torch.Generator) -> tuple[torch.Tensor | WeightSource, ...]:
-                weight = dense_weight("w", floats(generator, out, width, scale=width**-0.5))
-                norm = dense_weight("norm", floats(generator, out))
-                return floats(generator, rows, width), weight, floats(generator, rows, out), norm
-
-            x, total = (TensorType((rows, size), DType.ACT, "tokens") for size in (width, out))
-            types = (x, TensorType((out, width), DType.F32), total, TensorType((out,), DType.F32))
-            roles = (Role.INPUT, Role.WEIGHT, Role.INPUT, Role.WEIGHT)
-            return Example(f"{op} {rows}x{width} to {out}", op, types, roles, make, {"tokens": max(1, rows - 1)})
-
-        return case(cls(), 2, 48, 128), case(cls(1.0), 5, 1056, 72), case(cls(), 29, 512, 200)
+        return (
+            residual_case(cls(), 2, 48, 128),
+            residual_case(cls(1.0), 5, 1056, 72),
+            residual_case(cls(), 29, 512, 200),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,15 +42,22 @@ class LinearAddRmsNorm(Op):
 
     @classmethod
     def examples(cls) -> tuple[Example, ...]:
-        def case(op: Op, rows: int, width: int, out: int) -> Example:
-            def make(generator: torch.Generator) -> tuple[torch.Tensor | WeightSource, ...]:
-                weight = dense_weight("w", floats(generator, out, width, scale=width**-0.5))
-                norm = dense_weight("norm", floats(generator, out))
-                return floats(generator, rows, width), weight, floats(generator, rows, out), norm
+        return (
+            residual_case(cls(1e-5), 72, 64, 128),
+            residual_case(cls(1e-6, 1.0), 100, 1056, 72),
+            residual_case(cls(1e-6), 256, 24, 200),
+        )
 
-            x, total = (TensorType((rows, size), DType.ACT, "tokens") for size in (width, out))
-            types = (x, TensorType((out, width), DType.F32), total, TensorType((out,), DType.F32))
-            roles = (Role.INPUT, Role.WEIGHT, Role.INPUT, Role.WEIGHT)
-            return Example(f"{op} {rows}x{width} to {out}", op, types, roles, make, {"tokens": rows - 1})
 
-        return case(cls(1e-5), 72, 64, 128), case(cls(1e-6, 1.0), 100, 1056, 72), case(cls(1e-6), 256, 24, 200)
+def residual_case(op: Op, rows: int, width: int, out: int) -> Example:
+    """x (rows, width), a weight to `out` columns, a residual and a norm's weight; all rows but one live."""
+
+    def make(generator: torch.Generator) -> tuple[torch.Tensor | WeightSource, ...]:
+        weight = dense_weight("w", floats(generator, out, width, scale=width**-0.5))
+        norm = dense_weight("norm", floats(generator, out))
+        return floats(generator, rows, width), weight, floats(generator, rows, out), norm
+
+    x, total = (TensorType((rows, size), DType.ACT, "tokens") for size in (width, out))
+    types = (x, TensorType((out, width), DType.F32), total, TensorType((out,), DType.F32))
+    roles = (Role.INPUT, Role.WEIGHT, Role.INPUT, Role.WEIGHT)
+    return Example(f"{op} {rows}x{width} to {out}", op, types, roles, make, {"tokens": max(1, rows - 1)})

@@ -1,28 +1,16 @@
-"""Paged attention: persistent programs over the items of a plan.
-
-An item is at most `tile` queries of one run and a stretch of their keys; with the heads that share a KV head they make
-the rows of one matrix. Where a row is cut into several items, the program that comes last adds up their results.
-"""
+"""Paged attention: persistent programs over the items of a plan, on any device and for any shape."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 
-from poot_executor.backends.triton.kernels.kernel import (
-    TRITON_KERNELS,
-    TritonKernel,
-    begin_kernel,
-    dense_form,
-    typed,
-    view,
-)
+from poot_executor.backends.triton.kernels.items import Attended, finish_item, load_item, load_queries, page_of
+from poot_executor.backends.triton.kernels.kernel import TRITON_KERNELS, TritonKernel, begin_kernel, dense_form
 from poot_executor.backends.triton.kernels.plan import FEW
-from poot_executor.ir.types import DType
 from poot_executor.kernels.kernel import Operands, Site, WeightForm
 from poot_executor.ops import PagedAttention
 
@@ -69,54 +57,6 @@ def programs(tokens: int, device: Any) -> int:
     return int(device.programs) * (4 if tokens > FEW else 1)
 
 
-def merge_together(splits: int, lines: int, wide: int, warps: int, values: int = 128) -> int:
-    """Parts that `_merge` reads at once: as many as give each thread so many values."""
-    return int(triton.next_power_of_2(max(1, min(splits, values * warps * 32 // (wide * lines)))))
-
-
-@triton.jit
-def _merge(
-    out, parts, start, queries, head, used,
-    HEADS: tl.constexpr, SHARE: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr,
-    TOGETHER: tl.constexpr, LINES: tl.constexpr,
-):  # fmt: skip
-    """Add up an item's partial results, in their order: of a query's heads at once, TOGETHER parts at a time."""
-    at = tl.arange(0, WIDE)
-    each = tl.arange(0, TOGETHER)
-    line = tl.arange(0, LINES)
-    for query in range(0, queries):
-        target = (start + query) * HEADS + head * SHARE + line
-        most = tl.full((LINES,), float("-inf"), tl.float32)
-        total = tl.zeros((LINES,), tl.float32)
-        sums = tl.zeros((LINES, WIDE), tl.float32)
-        for first in range(0, used, TOGETHER):
-            there = (line < SHARE)[:, None] & (first + each < used)[None, :]
-            part = parts + (target[:, None] * SPLITS + (first + each)[None, :]) * (DIM + 2)
-            peaks = tl.load(part + DIM, mask=there, other=float("-inf"), cache_modifier=".cg")
-            totals = tl.load(part + DIM + 1, mask=there, other=0.0, cache_modifier=".cg")
-            wanted = there[:, :, None] & (at < DIM)[None, None, :]
-            values = tl.load(part[:, :, None] + at[None, None, :], mask=wanted, other=0.0, cache_modifier=".cg")
-            peak = tl.maximum(most, tl.max(peaks, 1))
-            safe = tl.where(peak == float("-inf"), 0.0, peak)
-            share = tl.exp(peaks - safe[:, None])
-            fade = tl.exp(most - safe)
-            sums = sums * fade[:, None] + tl.sum(values * share[:, :, None], 1)
-            total = total * fade + tl.sum(totals * share, 1)
-            most = peak
-        value = sums / tl.where(total == 0.0, 1.0, total)[:, None]
-        written = (line < SHARE)[:, None] & (at < DIM)[None, :]
-        tl.store(out + target[:, None] * DIM + at[None, :], value, mask=written)
-
-
-@triton.jit
-def page_of(key, pitch, PAGE: tl.constexpr, WINDOW: tl.constexpr):
-    """Where a row's table has the page of a key. Tables of windows are rings."""
-    page = key // PAGE
-    if WINDOW > 0:
-        page = page % pitch
-    return page
-
-
 @triton.jit
 def _fetch_ahead(
     k_pool, v_pool, plan, table, table_pitch,
@@ -140,46 +80,6 @@ def _fetch_ahead(
 
 
 @triton.jit
-def load_item(plan, index):
-    """An item of a plan: its row, first query and number of queries, their position, its keys, split and splits."""
-    entry = plan + (1 + index) * 8
-    row = tl.load(entry)
-    start = tl.load(entry + 1)
-    queries = tl.load(entry + 2)
-    position = tl.load(entry + 3)
-    begin = tl.load(entry + 4)
-    end = tl.load(entry + 5)
-    return row, start, queries, position, begin, end, tl.load(entry + 6), tl.load(entry + 7)
-
-
-@triton.jit
-def finish_item(
-    out, parts, locks, sums, total, most, target, inside, start, queries, head, split, splits,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr,
-    TOGETHER: tl.constexpr, LINES: tl.constexpr,
-):  # fmt: skip
-    """Write an item's result. Of one that was cut it is a part, and the last program to come adds up all parts."""
-    SHARE: tl.constexpr = HEADS // KV_HEADS
-    at = tl.arange(0, WIDE)
-    written = inside[:, None] & (at[None, :] < DIM)
-    if (SPLITS == 1) | (splits == 1):
-        value = sums / tl.where(total == 0.0, 1.0, total)[:, None]
-        tl.store(out + target[:, None] * DIM + at[None, :], value, mask=written)
-    else:
-        # Of each (query, head) and split: DIM sums, then the greatest score and the sum of weights.
-        part = parts + (target * SPLITS + split) * (DIM + 2)
-        tl.store(part[:, None] + at[None, :], sums, mask=written)
-        tl.store(part + DIM, most, mask=inside)
-        tl.store(part + DIM + 1, total, mask=inside)
-        tl.debug_barrier()
-        lock = locks + start * KV_HEADS + head
-        if tl.atomic_add(lock, 1, sem="acq_rel") == splits - 1:
-            tl.debug_barrier()
-            tl.store(lock, 0)
-            _merge(out, parts, start, queries, head, splits, HEADS, SHARE, DIM, WIDE, SPLITS, TOGETHER, LINES)
-
-
-@triton.jit
 def _attend(
     q, k_pool, v_pool, plan, table, sinks, out, parts, locks, q_pitch, q_head, table_pitch, scale, softcap,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
@@ -188,25 +88,18 @@ def _attend(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Units are (item, KV head); a matrix row is a query and one of the heads that share the KV head."""
-    SHARE: tl.constexpr = HEADS // KV_HEADS
     if PDL and AHEAD > 0:
         _fetch_ahead(k_pool, v_pool, plan, table, table_pitch, KV_HEADS, DIM, PAGE, WINDOW, AHEAD)
     begin_kernel(PDL)
     units = tl.load(plan) * KV_HEADS
-    line = tl.arange(0, ROWS)
     at = tl.arange(0, WIDE)
     for unit in range(tl.program_id(0), units, tl.num_programs(0)):
         head = unit % KV_HEADS
         row, start, queries, position, begin, end, split, splits = load_item(plan, unit // KV_HEADS)
-        query = line // SHARE
-        of_head = head * SHARE + line % SHARE
-        inside = (query < queries) & (line < TILE * SHARE)
-        q_at = q + (start + query)[:, None] * q_pitch + of_head[:, None] * q_head + at[None, :]
-        a = tl.load(q_at, mask=inside[:, None] & (at[None, :] < DIM), other=0.0)
-        most = tl.full((ROWS,), float("-inf"), tl.float32)
-        if SINKS:
-            # A key without a value, which the first part has seen before its own.
-            most = tl.where(split == 0, tl.load(sinks + of_head, mask=inside, other=0.0), float("-inf"))
+        a, query, of_head, inside, most = load_queries(
+            q, sinks, start, queries, head, split, q_pitch, q_head,
+            HEADS, KV_HEADS, DIM, WIDE, TILE, ROWS, SINKS,
+        )  # fmt: skip
         total = tl.where(most == float("-inf"), 0.0, 1.0)
         sums = tl.zeros((ROWS, WIDE), tl.float32)
         pages = table + row * table_pitch
@@ -266,28 +159,12 @@ class PagedAttentionKernel(TritonKernel):
         return 4 * tokens * heads * op.splits * (width + 2) if op.splits > 1 else 0
 
     def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
-        op = site.op
-        assert isinstance(op, PagedAttention)
-        q, k_pool, v_pool, plan, table = (view(operands.input(i)) for i in range(5))
-        out = view(operands.outputs[0])
-        tokens, heads, width = q.shape
-        kv_heads, parts, splits = k_pool.shape[1], out, op.splits
-        if operands.workspace is not None:
-            parts = typed(operands.workspace, (tokens * heads * splits * (width + 2),), None, DType.F32)
-        tile = min(op.tile, tokens)
-        wide = max(16, triton.next_power_of_2(width))
-        rows = max(16, triton.next_power_of_2(tile * heads // kv_heads))
-        keys, warps, stages = shape(tokens, wide, rows)
-        count = programs(tokens, device)
-        sinks = operands.held[0] if op.sinks else out
-        locks = torch.zeros(tokens * kv_heads, dtype=torch.int32, device=out.device)
-        pitches = q.stride(0), q.stride(1), table.shape[1], op.scale, op.softcap or 1.0
-        stages = min(stages, stages_within(device.shared, keys, wide, rows, q.element_size())) if device.ahead else 1
-        lines = triton.next_power_of_2(heads // kv_heads)
+        it = Attended.of(site, operands)
+        keys, warps, stages = shape(it.tokens, it.wide, it.rows)
+        most = stages_within(device.shared, keys, it.wide, it.rows, it.q.element_size())
+        stages, count = min(stages, most) if device.ahead else 1, programs(it.tokens, device)
+        ahead = AHEAD if it.tokens <= FEW else 0
         return lambda: _attend[(count,)](
-            q, k_pool, v_pool, plan, table, sinks, out, parts, locks, *pitches,
-            HEADS=heads, KV_HEADS=kv_heads, DIM=width, WIDE=wide, TILE=tile, PAGE=op.block, WINDOW=op.window or 0,
-            CAPPED=op.softcap is not None, ROWS=rows, KEYS=keys, SPLITS=splits,
-            TOGETHER=merge_together(splits, lines, wide, warps), LINES=lines, AHEAD=AHEAD if tokens <= FEW else 0,
-            SINKS=op.sinks, num_warps=warps, num_stages=stages, **device.launch,
+            it.q, it.k_pool, it.v_pool, *it.tensors, *it.numbers, **it.constants, WIDE=it.wide, KEYS=keys,
+            TOGETHER=it.together(warps), AHEAD=ahead, num_warps=warps, num_stages=stages, **device.launch,
         )  # fmt: skip

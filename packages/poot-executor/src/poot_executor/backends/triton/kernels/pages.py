@@ -1,6 +1,6 @@
 """Paged attention where the device has a tensor copy engine: whole pages come by it, so that a program is one warp.
 
-The work, the plan and the sum of parts are those of `attention`. No thread computes addresses of keys and values, and
+The items and the sum of their parts are those of `items`. No thread computes addresses of keys and values, and
 many small programs, none of whose warps waits for another, keep the memory busy.
 """
 
@@ -9,23 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from poot_executor.backends.triton.kernels.attention import (
-    WARP_KEEPS,
-    PagedAttentionKernel,
+from poot_executor.backends.triton.kernels.attention import WARP_KEEPS, PagedAttentionKernel
+from poot_executor.backends.triton.kernels.few_rows import FEW_ROWS_KERNELS
+from poot_executor.backends.triton.kernels.items import (
+    Attended,
     finish_item,
     load_item,
-    merge_together,
+    load_queries,
+    matrix_rows,
     page_of,
 )
-from poot_executor.backends.triton.kernels.few_rows import FEW_ROWS_KERNELS
-from poot_executor.backends.triton.kernels.kernel import begin_kernel, typed, view
+from poot_executor.backends.triton.kernels.kernel import begin_kernel
 from poot_executor.backends.triton.kernels.plan import FEW
-from poot_executor.ir.types import DType
 from poot_executor.kernels.kernel import Operands, Site
 from poot_executor.ops import PagedAttention
 
@@ -42,23 +41,15 @@ def _attend_pages(
     TOGETHER: tl.constexpr, LINES: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Units are (item, KV head); a matrix row is a query and one of the heads that share the KV head."""
-    SHARE: tl.constexpr = HEADS // KV_HEADS
     begin_kernel(PDL)
     units = tl.load(plan) * KV_HEADS
-    line = tl.arange(0, ROWS)
-    at = tl.arange(0, DIM)
     for unit in range(tl.program_id(0), units, tl.num_programs(0)):
         head = unit % KV_HEADS
         row, start, queries, position, begin, end, split, splits = load_item(plan, unit // KV_HEADS)
-        query = line // SHARE
-        of_head = head * SHARE + line % SHARE
-        inside = (query < queries) & (line < TILE * SHARE)
-        q_at = q + (start + query)[:, None] * q_pitch + of_head[:, None] * q_head + at[None, :]
-        a = tl.load(q_at, mask=inside[:, None], other=0.0)
-        most = tl.full((ROWS,), float("-inf"), tl.float32)
-        if SINKS:
-            # A key without a value, which the first part has seen before its own.
-            most = tl.where(split == 0, tl.load(sinks + of_head, mask=inside, other=0.0), float("-inf"))
+        a, query, of_head, inside, most = load_queries(
+            q, sinks, start, queries, head, split, q_pitch, q_head,
+            HEADS, KV_HEADS, DIM, DIM, TILE, ROWS, SINKS,
+        )  # fmt: skip
         total = tl.where(most == float("-inf"), 0.0, 1.0)
         sums = tl.zeros((ROWS, DIM), tl.float32)
         pages = table + row * table_pitch
@@ -94,11 +85,6 @@ def _attend_pages(
         )  # fmt: skip
 
 
-def _rows(op: PagedAttention, tokens: int, share: int) -> int:
-    """Rows of the matrix of queries, when `share` heads have one KV head."""
-    return max(16, int(triton.next_power_of_2(min(op.tile, tokens) * share)))
-
-
 @FEW_ROWS_KERNELS.register(PagedAttention)
 class PagesAttentionKernel(PagedAttentionKernel):
     name = "persistent, split keys, copied pages"
@@ -109,7 +95,7 @@ class PagesAttentionKernel(PagedAttentionKernel):
         tokens, heads, width = site.inputs[0].shape
         if tokens <= FEW:
             return f"{FEW} rows or fewer"
-        if _rows(op, tokens, heads // site.inputs[1].shape[1]) * width > WARP_KEEPS:
+        if matrix_rows(op, tokens, heads // site.inputs[1].shape[1]) * width > WARP_KEEPS:
             return "results are too large for one warp"
         if width & (width - 1) or not 16 <= width <= 256:
             return "heads are not 16, 32, 64, 128 or 256 wide"
@@ -118,32 +104,14 @@ class PagesAttentionKernel(PagedAttentionKernel):
         return super().accepts(site)
 
     def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
-        op = site.op
-        assert isinstance(op, PagedAttention)
-        q, k_pool, v_pool, plan, table = (view(operands.input(i)) for i in range(5))
-        out = view(operands.outputs[0])
-        tokens, heads, width = q.shape
-        kv_heads, parts, splits = k_pool.shape[1], out, op.splits
-        if operands.workspace is not None:
-            parts = typed(operands.workspace, (tokens * heads * splits * (width + 2),), None, DType.F32)
-        tile = min(op.tile, tokens)
-        sinks = operands.held[0] if op.sinks else out
-        locks = torch.zeros(tokens * kv_heads, dtype=torch.int32, device=out.device)
-        k_tiles, v_tiles = (
-            TensorDescriptor.from_tensor(pool.view(-1, kv_heads * width), [op.block, width])
-            for pool in (k_pool, v_pool)
-        )
-        numbers = q.stride(0), q.stride(1), table.shape[1], op.scale, op.softcap or 1.0
-        share = heads // kv_heads
-        rows, lines = _rows(op, tokens, share), triton.next_power_of_2(share)
-        programs = min(tokens * kv_heads, _PROGRAMS * device.processors)
+        it = Attended.of(site, operands)
+        block = [it.op.block, it.q.shape[2]]
+        pools = [TensorDescriptor.from_tensor(pool.view(len(pool), -1), block) for pool in (it.k_pool, it.v_pool)]
+        programs = min(it.tokens * it.kv_heads, _PROGRAMS * device.processors)
         # The more values a program holds, the fewer fit on a multiprocessor. Where one round is nearly full that is
         # welcome, since it spreads them evenly.
-        values = 128 if 4 < programs / device.processors <= 8 else 32
-        together = merge_together(splits, lines, width, 1, values)
+        together = it.together(1, 128 if 4 < programs / device.processors <= 8 else 32)
         return lambda: _attend_pages[(programs,)](
-            q, k_tiles, v_tiles, plan, table, sinks, out, parts, locks, *numbers,
-            HEADS=heads, KV_HEADS=kv_heads, DIM=width, TILE=tile, PAGE=op.block, WINDOW=op.window or 0,
-            CAPPED=op.softcap is not None, ROWS=rows, STAGES=_STAGES, SPLITS=splits, TOGETHER=together, LINES=lines,
-            SINKS=op.sinks, num_warps=1, num_stages=_STAGES, **device.launch,
+            it.q, *pools, *it.tensors, *it.numbers, **it.constants, STAGES=_STAGES, TOGETHER=together, num_warps=1,
+            num_stages=_STAGES, **device.launch,
         )  # fmt: skip

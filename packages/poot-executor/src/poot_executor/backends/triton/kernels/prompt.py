@@ -1,6 +1,6 @@
 """Paged attention of prompts: matrices of many queries, each with all the heads that share a KV head.
 
-The work, the plan and the sum of parts are those of `attention`; rows that decode in the same step are items of one
+The items and the sum of their parts are those of `items`; rows that decode in the same step are items of one
 query. Most blocks of keys lie before all of an item's queries, so they need no mask.
 """
 
@@ -9,21 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 
-from poot_executor.backends.triton.kernels.attention import (
-    PagedAttentionKernel,
-    finish_item,
-    load_item,
-    merge_together,
-    page_of,
-    stages_within,
-)
-from poot_executor.backends.triton.kernels.kernel import TRITON_KERNELS, begin_kernel, typed, view
+from poot_executor.backends.triton.kernels.attention import PagedAttentionKernel, stages_within
+from poot_executor.backends.triton.kernels.items import Attended, finish_item, load_item, load_queries, page_of
+from poot_executor.backends.triton.kernels.kernel import TRITON_KERNELS, begin_kernel
 from poot_executor.backends.triton.kernels.plan import MANY
-from poot_executor.ir.types import DType
 from poot_executor.kernels.kernel import Operands, Site
 from poot_executor.ops import PagedAttention
 
@@ -93,12 +85,9 @@ def _attend_prompt(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Units are (item, KV head). Later items of a prompt have more keys, so programs take units to and fro."""
-    SHARE: tl.constexpr = HEADS // KV_HEADS
     begin_kernel(PDL)
     units = tl.load(plan) * KV_HEADS
     programs = tl.num_programs(0)
-    line = tl.arange(0, ROWS)
-    at = tl.arange(0, WIDE)
     unit = tl.full((), _LOG2E, tl.float32)
     if not CAPPED:
         unit = scale * _LOG2E
@@ -108,16 +97,12 @@ def _attend_prompt(
         if index < units:
             head = index % KV_HEADS
             row, start, queries, position, begin, end, split, splits = load_item(plan, index // KV_HEADS)
-            query = line // SHARE
-            of_head = head * SHARE + line % SHARE
-            inside = (query < queries) & (line < TILE * SHARE)
-            q_at = q + (start + query)[:, None] * q_pitch + of_head[:, None] * q_head + at[None, :]
-            a = tl.load(q_at, mask=inside[:, None] & (at[None, :] < DIM), other=0.0)
-            most = tl.full((ROWS,), float("-inf"), tl.float32)
+            a, query, of_head, inside, most = load_queries(
+                q, sinks, start, queries, head, split, q_pitch, q_head,
+                HEADS, KV_HEADS, DIM, WIDE, TILE, ROWS, SINKS,
+            )  # fmt: skip
             if SINKS:
-                # A key without a value, which the first part has seen before its own.
-                given = tl.load(sinks + of_head, mask=inside, other=0.0) * _LOG2E / unit
-                most = tl.where(split == 0, given, float("-inf"))
+                most *= _LOG2E / unit
             total = tl.where(most == float("-inf"), 0.0, 1.0)
             sums = tl.zeros((ROWS, WIDE), tl.float32)
             pages = table + row * table_pitch
@@ -164,26 +149,11 @@ class PromptAttentionKernel(PagedAttentionKernel):
         return super().accepts(site) if op.scale > 0 else "the scale is not positive"
 
     def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
-        op = site.op
-        assert isinstance(op, PagedAttention)
-        q, k_pool, v_pool, plan, table = (view(operands.input(i)) for i in range(5))
-        out = view(operands.outputs[0])
-        tokens, heads, width = q.shape
-        kv_heads, parts, splits = k_pool.shape[1], out, op.splits
-        if operands.workspace is not None:
-            parts = typed(operands.workspace, (tokens * heads * splits * (width + 2),), None, DType.F32)
-        share, wide = heads // kv_heads, max(16, triton.next_power_of_2(width))
-        rows, lines = max(16, triton.next_power_of_2(op.tile * share)), triton.next_power_of_2(share)
-        keys, warps, stages, programs = shape(rows, wide)
-        most = stages_within(device.shared // programs, keys, wide, rows, q.element_size())
+        it = Attended.of(site, operands)
+        keys, warps, stages, programs = shape(it.rows, it.wide)
+        most = stages_within(device.shared // programs, keys, it.wide, it.rows, it.q.element_size())
         stages = min(stages, most) if device.ahead else 1
-        sinks = operands.held[0] if op.sinks else out
-        locks = torch.zeros(tokens * kv_heads, dtype=torch.int32, device=out.device)
-        numbers = q.stride(0), q.stride(1), table.shape[1], op.scale, op.softcap or 1.0
         return lambda: _attend_prompt[(programs * device.processors,)](
-            q, k_pool, v_pool, plan, table, sinks, out, parts, locks, *numbers,
-            HEADS=heads, KV_HEADS=kv_heads, DIM=width, WIDE=wide, TILE=op.tile, PAGE=op.block, WINDOW=op.window or 0,
-            CAPPED=op.softcap is not None, ROWS=rows, KEYS=keys, STAGES=stages, SPLITS=splits,
-            TOGETHER=merge_together(splits, lines, wide, warps), LINES=lines, SINKS=op.sinks,
-            num_warps=warps, num_stages=stages, **device.launch,
+            it.q, it.k_pool, it.v_pool, *it.tensors, *it.numbers, **it.constants, WIDE=it.wide, KEYS=keys,
+            STAGES=stages, TOGETHER=it.together(warps), num_warps=warps, num_stages=stages, **device.launch,
         )  # fmt: skip
