@@ -21,6 +21,8 @@ DEEP = b'{"a":' + b"[" * 100_000
 # What is wrong, what the message must say, and what is done to the sound directory.
 Changes = list[tuple[str, str, Callable[[Path], object]]]
 
+_MISTRAL = {"architectures": ["MistralForCausalLM"]}  # the Llama that has windows
+
 
 def directory_cases() -> list[Case]:
     """All of them; names are unique."""
@@ -241,9 +243,9 @@ def _configurations() -> Changes:
         ("yarn with NaN", "beta_fast", rope(rope_type="yarn", factor=2.0, beta_fast=float("nan"))),
         ("longrope with 100,000 factors", "list of 8 numbers",
          rope(rope_type="longrope", short_factor=[1.0] * 10**5, long_factor=[1.0] * 8)),
-        ("a window of text", "sliding_window", field(sliding_window="all")),
+        ("a window of text", "sliding_window", field(**_MISTRAL, sliding_window="all")),
         ("kinds of layers that are too many", "layer_types",
-         field(sliding_window=8, layer_types=["full_attention"] * 9)),
+         field(**_MISTRAL, sliding_window=8, layer_types=["full_attention"] * 9)),
         ("a text configuration with nothing in it", "hidden_size", literal("text_config", '{"hidden_size": []}')),
     ]  # fmt: skip
 

@@ -188,6 +188,29 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
         {"num_hidden_layers": 3, "num_key_value_heads_per_layer": [1, 4, 2], "rope_scaling": _linear(4.0)},
     ),
 }
+# One of each architecture that transformers has, with the settings whose absence would show.
+ONE_EACH = (
+    "llama biases",
+    "mistral window",
+    "ministral",
+    "ministral3",
+    "qwen2 window",
+    "qwen3 wide heads",
+    "gemma2",
+    "gemma3",
+    "phi3 partial rotary, short longrope",
+    "smollm3 window",
+    "olmo clipped, tied",
+    "olmo2 one kv head",
+    "olmo3 yarn rope",
+    "granite biases",
+    "seed_oss all biases",
+    "glm4 wide heads, no biases",
+    "command-r normed heads, biases",
+    "cohere2 own layers, biases",
+    "starcoder2 window",
+    "apertus",
+)
 # What llama.cpp's files cannot say: patterns of windows other than its own, Mistral with a window, Qwen2 or StarCoder 2
 # with one, an untied Command R, biases of Cohere 2, an activation.
 NOT_IN_GGUF = (

@@ -71,7 +71,7 @@ def test_a_sound_model_loads(make: Make) -> None:
 
 
 def test_a_window_makes_a_group_of_its_own(make: Make) -> None:
-    (group,) = load(make({"sliding_window": 16})).groups
+    (group,) = load(make({"architectures": ["MistralForCausalLM"], "sliding_window": 16})).groups
     assert group.name == "window(16)"
     # The window and a chunk of 8, in blocks of 4, and one block more for where they begin; never more than the row.
     assert group.blocks_per_row(1000, 4, 8) == 7
@@ -79,7 +79,7 @@ def test_a_window_makes_a_group_of_its_own(make: Make) -> None:
 
 
 def test_a_window_that_no_position_leaves_is_none(make: Make) -> None:
-    (group,) = load(make({"sliding_window": 128})).groups
+    (group,) = load(make({"architectures": ["MistralForCausalLM"], "sliding_window": 128})).groups
     assert (group.name, group.window) == ("full", None)
 
 
@@ -108,7 +108,10 @@ def test_fused_tensors_are_views_of_their_file(make: Make) -> None:
 
 def test_half_of_a_head_is_rotated_where_glm4_does_not_say(make: Make) -> None:
     norms = {f"{LAYER}post_{part}_layernorm": (32,) for part in ("self_attn", "mlp")}
-    path = make({"architectures": ["Glm4ForCausalLM"]}, norms | {f"{LAYER}mlp.gate_up_proj": (128, 32)} | NO_GATE)
+    path = make(
+        {"architectures": ["Glm4ForCausalLM"], "head_dim": 16, "attention_bias": False},
+        norms | {f"{LAYER}mlp.gate_up_proj": (128, 32)} | NO_GATE,
+    )
     rotary = load(path).config.layers[0].rotary
     assert isinstance(rotary, RotarySpec)
     assert rotary.inverse_frequencies == pytest.approx((1.0, 0.1, 0.01, 0.001))
@@ -116,7 +119,7 @@ def test_half_of_a_head_is_rotated_where_glm4_does_not_say(make: Make) -> None:
 
 def test_positions_end_where_queries_would_grow(make: Make) -> None:
     rules = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.1}
-    path = make({"architectures": ["Ministral3ForCausalLM"], "rope_parameters": rules})
+    path = make({"architectures": ["Ministral3ForCausalLM"], "head_dim": 16, "rope_parameters": rules})
     assert load(path).max_positions == 32
 
 
@@ -161,19 +164,29 @@ def test_an_untied_head_must_be_there(make: Make) -> None:
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4}, "rope_theta": 1}, {}, CheckpointFormatError, "above 1"),
         ({"rope_scaling": {"rope_type": "longrope"}}, {}, CheckpointFormatError, "list of 8 numbers"),
         (
-            {"rope_scaling": {"rope_type": "su", "short_factor": [1.0] * 8, "long_factor": [1.0] * 7}},
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0] * 7}},
             {},
             CheckpointFormatError,
             "long_factor must be a list of 8 numbers",
         ),
         (
-            {"rope_scaling": {"rope_type": "su", "short_factor": [1.0] * 7 + [0], "long_factor": [1.0] * 8}},
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 7 + [0], "long_factor": [1.0] * 8}},
             {},
             CheckpointFormatError,
             "short_factor must hold numbers above 0",
         ),
-        ({"sliding_window": 16, "layer_types": ["full"]}, {}, CheckpointFormatError, "layer_types"),
-        ({"sliding_window": 16, "layer_types": []}, {}, CheckpointFormatError, "list of 1 names"),
+        (
+            {"architectures": ["MistralForCausalLM"], "sliding_window": 16, "layer_types": ["full"]},
+            {},
+            CheckpointFormatError,
+            "layer_types",
+        ),
+        (
+            {"architectures": ["MistralForCausalLM"], "sliding_window": 16, "layer_types": []},
+            {},
+            CheckpointFormatError,
+            "list of 1 names",
+        ),
         ({"architectures": ["Phi3ForCausalLM"]}, {FUSED: (63, 32)}, CheckpointFormatError, "64 rows"),
         (
             {

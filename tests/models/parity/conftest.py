@@ -22,12 +22,14 @@ def _of_benchmarks(name: str) -> ModuleType:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tests that take `tiny`, `tiny_gguf` or `tiny_short` (whose prompts may be short) run for every such model."""
-    if not {"tiny", "tiny_gguf", "tiny_short"} & set(metafunc.fixturenames):
+    """Tests that take `tiny`, `tiny_gguf`, `tiny_short` (whose prompts may be short) or `tiny_each` (one of each
+    architecture) run for every such model."""
+    if not {"tiny", "tiny_gguf", "tiny_short", "tiny_each"} & set(metafunc.fixturenames):
         return
     models = _of_benchmarks("tiny_models")
     short = tuple(name for name in models.TINY if name not in models.ALWAYS_LONG)
-    for argument, names in (("tiny", tuple(models.TINY)), ("tiny_gguf", models.IN_GGUF), ("tiny_short", short)):
+    names_of = {"tiny": tuple(models.TINY), "tiny_gguf": models.IN_GGUF, "tiny_short": short}
+    for argument, names in (names_of | {"tiny_each": models.ONE_EACH}).items():
         if argument in metafunc.fixturenames:
             metafunc.parametrize(argument, names)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sized
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from poot_executor.errors import GraphError
 from poot_models.blocks import StepShape, kv_groups
 from poot_models.checkpoint import open_checkpoint
 from poot_models.encodings.config_methods import refuse_other_dtypes, refuse_packed
-from poot_models.errors import CheckpointError, CheckpointFormatError
-from poot_models.families import Family, find_family
+from poot_models.errors import CheckpointError, CheckpointFormatError, UnsupportedArchitectureError
+from poot_models.families import Family, find_family, text_architecture
 from poot_models.families.fields import Fields
 from poot_models.families.fused import split_fused
+from poot_models.families.reference import find_reference
 from poot_models.handle import ModelHandle
 from poot_models.hub import local_model
 
@@ -47,19 +49,26 @@ def _load(path: Path) -> ModelHandle:
     checkpoint = open_checkpoint(path)
     gguf = checkpoint.format == "gguf"
     architecture = _architecture(checkpoint.metadata, gguf)
-    family = find_family(architecture)
+    family, own = find_family(architecture), architecture
     metadata, tensors = checkpoint.metadata, checkpoint.tensors
     if not gguf:
         refuse_packed(metadata)
         if isinstance(metadata.get("text_config"), Mapping):
+            if architecture == "Mistral3ForConditionalGeneration":
+                own = text_architecture(metadata["text_config"].get("model_type"))
+                family = find_family(own)
             metadata, tensors = {**metadata, **metadata["text_config"]}, _of_language_model(tensors)
             # Models of several kinds say it in two places, which differ.
             metadata["tie_word_embeddings"] = "lm_head.weight" not in tensors
+        _refuse_both_directions(metadata)
+        metadata = {**find_reference(own).defaults, **metadata}
         tensors = _renamed(tensors, family)
-    fields = Fields(architecture, metadata, tensors, gguf)
+    fields = Fields(own, metadata, tensors, gguf)
     config = family.configure(fields)
     if gguf:
         _check_vocabulary(metadata, config.vocabulary)
+    else:
+        config = replace(config, biases=find_reference(own).products_with_bias(fields))
     tensors = split_fused(tensors, config)
     handle = ModelHandle(path, architecture, family, config, tensors, kv_groups(config), ())
     used = _check(handle)
@@ -78,6 +87,13 @@ def _architecture(metadata: Mapping[str, Any], gguf: bool) -> str:
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise CheckpointFormatError("config.json must name one architecture under `architectures`")
     return names[0]
+
+
+def _refuse_both_directions(metadata: Mapping[str, Any]) -> None:
+    if metadata.get("is_causal") is False:
+        raise UnsupportedArchitectureError("is_causal: false is not supported: tokens attend to earlier ones only")
+    if metadata.get("use_bidirectional_attention"):
+        raise UnsupportedArchitectureError("use_bidirectional_attention is not supported")
 
 
 def _of_language_model(tensors: Mapping[str, WeightSource]) -> dict[str, WeightSource]:

@@ -54,6 +54,23 @@ def written(
 
 
 @pytest.fixture(scope="session")
+def stated() -> Callable[[Path], dict[str, Any]]:
+    """(directory) -> its config.json."""
+    return lambda path: json.loads((path / "config.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def changed() -> Callable[[Path, dict[str, Any]], Path]:
+    """(directory, config.json) -> the directory with that configuration."""
+
+    def write(path: Path, config: dict[str, Any]) -> Path:
+        (path / "config.json").write_text(json.dumps(config))
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
 def old_config() -> Callable[[Path], None]:
     """Rewrite a directory's config.json as transformers 4 wrote it: rope_theta and rope_scaling at its top."""
 

@@ -60,7 +60,8 @@ class DecoderConfig:
     `activation` is that of the gate, None where no layer has one. `norm` is the kind of all norms, and `norm_offset` is
     added to the weights of those that are "rms". `qkv_clip` bounds queries, keys and values on both sides of zero.
     `residual_scale` multiplies what a part of a layer adds (`DecoderBuilder.residual`), `logit_scale` the logits.
-    `tied`: the embedding table is also the matrix of the logits.
+    `tied`: the embedding table is also the matrix of the logits. `biases` names the products that have a bias in every
+    layer ("attn_q"); None: those that have one in the checkpoint.
     """
 
     vocabulary: int
@@ -80,3 +81,4 @@ class DecoderConfig:
     tied: bool = False
     norm: Norm = "rms"
     qkv_clip: float | None = None
+    biases: frozenset[str] | None = None

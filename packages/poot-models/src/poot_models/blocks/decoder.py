@@ -90,10 +90,14 @@ class DecoderBuilder:
         """One product with each (name, width), side by side. All have a bias, or none."""
         width = x.type.shape[-1]
         weights = [self.weight(f"{name}.weight", size, width) for name, size in outputs]
-        biases = [self.weight(f"{name}.bias", size) for name, size in outputs if self.has(f"{name}.bias")]
+        biases = [self.weight(f"{name}.bias", size) for name, size in outputs if self._has_bias(name)]
         if biases and len(biases) != len(weights):
             raise CheckpointFormatError(f"of {', '.join(name for name, _ in outputs)} only some have a bias")
         return self.graph.apply(Linear(len(weights), bool(biases), out), x, *weights, *biases)
+
+    def _has_bias(self, name: str) -> bool:
+        stated = self.config.biases
+        return self.has(f"{name}.bias") if stated is None else name.rpartition(".")[2] in stated
 
     def gated(self, x: Value, gate: str, up: str, ff: int) -> Value:
         """activation(x gate) * (x up)."""

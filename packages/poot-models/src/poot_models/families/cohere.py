@@ -17,7 +17,12 @@ _NORMED = "blk.0.attn_q_norm.weight"
 
 
 def configure(fields: Fields) -> DecoderConfig:
-    config = llama.configure(fields, eps=fields.number("layer_norm_eps", "attention.layer_norm_epsilon"), theta=_THETA)
+    return configured(fields, _THETA)
+
+
+def configured(fields: Fields, theta: float) -> DecoderConfig:
+    """For Cohere 2 too, whose default base `theta` is another."""
+    config = llama.configure(fields, eps=fields.number("layer_norm_eps", "attention.layer_norm_epsilon"), theta=theta)
     normed = fields.raw("use_qk_norm", "")
     if normed is not None and bool(normed) is not (_NORMED in fields.tensors):
         has = "has" if _NORMED in fields.tensors else "has not"

@@ -12,11 +12,12 @@ from poot_models.families.fields import Fields
 from poot_models.families.windows import windows
 
 _PATTERN = 4  # GGUF files do not say it
+_THETA = 10000.0
 
 
 def configure(fields: Fields) -> DecoderConfig:
-    config = cohere.configure(fields)
-    sizes = windows(fields, len(config.layers), lambda index: (index + 1) % _PATTERN != 0)
+    config = cohere.configured(fields, _THETA)
+    sizes = windows(fields, len(config.layers), lambda index: (index + 1) % _PATTERN != 0, pattern=True)
     layers = tuple(
         replace(layer, window=window, rotary=no_rotation(layer.head_dim) if window is None else layer.rotary)
         for layer, window in zip(config.layers, sizes, strict=True)

@@ -55,6 +55,13 @@ _MODULES: dict[str, str] = {
     "DeciLMForCausalLM": "deci",
 }
 
+# Model types of the text part of a model for images -> architecture of that part alone.
+_TEXT_PARTS: dict[str, str] = {
+    "mistral": "MistralForCausalLM",
+    "ministral": "MinistralForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
+}
+
 # GGUF tensor name -> name in a transformers checkpoint, for what all these families share; {} is the layer.
 DECODER_TENSORS: Mapping[str, str] = {
     "token_embd": "model.embed_tokens",
@@ -90,6 +97,16 @@ def find_family(architecture: str) -> Family:
         )
     family: Family = importlib.import_module(f"poot_models.families.{module}").FAMILY
     return family
+
+
+def text_architecture(model_type: object) -> str:
+    """The architecture of a text part; without a type it is Mistral's, as in transformers."""
+    known = _TEXT_PARTS.get(model_type) if isinstance(model_type, str) else None
+    if model_type is not None and known is None:
+        raise UnsupportedArchitectureError(
+            f"a text part of type {model_type!r:.80} is not supported; supported are {', '.join(_TEXT_PARTS)}"
+        )
+    return known or "MistralForCausalLM"
 
 
 def known_architectures() -> tuple[str, ...]:

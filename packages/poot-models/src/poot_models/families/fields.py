@@ -15,6 +15,8 @@ _REQUIRED = object()
 _MOST_ITEMS = 1 << 12
 # A head has a frequency for each two of its columns, so that this is the length of lists, too.
 _MOST_COLUMNS = 1 << 14
+# Bytes that are compared at once: two matrices that differ do so in the first.
+_CHUNK = 1 << 20
 
 
 class Fields:
@@ -78,13 +80,25 @@ class Fields:
         return source.shape[0]
 
     def tied(self, default: bool) -> bool:
-        """Whether logits come from the embedding table: config.json says so, a GGUF file by having no other matrix."""
+        """Whether logits come from the embedding table: config.json says so, a GGUF file by having no other matrix.
+
+        A directory that has another matrix in spite of its config.json is not tied; to see that, both are read.
+        """
         if self.gguf:
             return "output.weight" not in self.tensors
         value = self._metadata.get("tie_word_embeddings", default)
         if not isinstance(value, bool):
             raise CheckpointFormatError(f"tie_word_embeddings must be true or false, not {value!r:.80}")
-        return value
+        table, head = (self.tensors.get(f"{name}.weight") for name in ("token_embd", "output"))
+        # As transformers: a matrix of its own in the checkpoint outweighs what config.json says.
+        return value and (table is None or head is None or _same(table, head))
+
+    def flag(self, hf: str) -> bool:
+        """A field of config.json that is true or false; absent or null is false."""
+        value = self.raw(hf, "")
+        if value is not None and not isinstance(value, bool):
+            raise CheckpointFormatError(f"{hf} must be true or false, not {value!r:.80}")
+        return value is True
 
     def per_layer(self, hf: str, gguf: str, layers: int, default: Any = _REQUIRED, *, low: int = 1) -> tuple[int, ...]:
         """A whole number of at least `low` for each layer: a checkpoint may give one for all or a list."""
@@ -120,6 +134,14 @@ class Fields:
         if value is _REQUIRED:
             raise CheckpointFormatError(f"the checkpoint does not say {self.key(hf, gguf)}")
         return value
+
+
+def _same(one: WeightSource, other: WeightSource) -> bool:
+    """Whether two weights are equal byte by byte."""
+    if (one.shape, one.encoding) != (other.shape, other.encoding):
+        return False
+    starts = range(0, one.data.size, _CHUNK)
+    return all(np.array_equal(one.data[at : at + _CHUNK], other.data[at : at + _CHUNK]) for at in starts)
 
 
 def _plain(value: Any, key: str) -> Any:

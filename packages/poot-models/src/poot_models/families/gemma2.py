@@ -25,10 +25,10 @@ def configure(fields: Fields) -> DecoderConfig:
     ff = fields.integer("intermediate_size", "feed_forward_length")
     fields.choice("hidden_activation", "", "gelu_pytorch_tanh", ("gelu_pytorch_tanh",))
     turned = rotary(fields, head_dim)
-    scalar = hidden // heads if fields.gguf and layers == _LAYERS_27B else head_dim
+    scalar = hidden // heads if layers == _LAYERS_27B else head_dim
     attention_cap = fields.optional_number("attn_logit_softcapping", "attn_logit_softcapping")
     logit_cap = fields.optional_number("final_logit_softcapping", "final_logit_softcapping")
-    every_other = windows(fields, layers, lambda index: index % 2 == 0, window=_WINDOW if fields.gguf else None)
+    every_other = windows(fields, layers, lambda index: index % 2 == 0, window=_WINDOW)
     return DecoderConfig(
         vocabulary=fields.vocabulary(),
         hidden=hidden,
@@ -38,7 +38,7 @@ def configure(fields: Fields) -> DecoderConfig:
         layers=tuple(LayerSpec(heads, kv_heads, head_dim, ff, turned, window) for window in every_other),
         activation="gelu_tanh",
         rotary_style="half",
-        query_scale=fields.number("query_pre_attn_scalar", "", scalar) ** -0.5,
+        query_scale=(scalar if fields.gguf else fields.number("query_pre_attn_scalar", "")) ** -0.5,
         # GGUF files store norm weights with the one added.
         norm_offset=0.0 if fields.gguf else 1.0,
         embed_scale=hidden**0.5,

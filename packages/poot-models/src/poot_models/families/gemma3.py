@@ -25,11 +25,11 @@ def configure(fields: Fields) -> DecoderConfig:
     kv_heads = fields.integer("num_key_value_heads", "attention.head_count_kv", heads)
     head_dim = fields.integer("head_dim", "attention.key_length", 256)
     ff = fields.integer("intermediate_size", "feed_forward_length")
-    sizes = windows(fields, layers, lambda index: (index + 1) % _PATTERN != 0)
+    sizes = windows(fields, layers, lambda index: (index + 1) % _PATTERN != 0, pattern=True)
     fields.choice("hidden_activation", "", "gelu_pytorch_tanh", ("gelu_pytorch_tanh",))
     wide = rotary(fields, head_dim, kind="full_attention", theta=_GLOBAL_THETA)
     narrow = _local_rotary(fields, head_dim)
-    default = hidden // heads if fields.gguf and layers == _LAYERS_27B else head_dim
+    scalar = hidden // heads if layers == _LAYERS_27B else head_dim
     return DecoderConfig(
         vocabulary=fields.vocabulary(),
         hidden=hidden,
@@ -41,21 +41,19 @@ def configure(fields: Fields) -> DecoderConfig:
         ),
         activation="gelu_tanh",
         rotary_style="half",
-        query_scale=fields.number("query_pre_attn_scalar", "", default) ** -0.5,
+        query_scale=(scalar if fields.gguf else fields.number("query_pre_attn_scalar", "")) ** -0.5,
         # GGUF files store norm weights with the one added.
         norm_offset=0.0 if fields.gguf else 1.0,
         embed_scale=hidden**0.5,
-        attention_softcap=fields.optional_number("attn_logit_softcapping", "attn_logit_softcapping"),
         logit_softcap=fields.optional_number("final_logit_softcapping", "final_logit_softcapping"),
     )
 
 
 def _local_rotary(fields: Fields, head_dim: int) -> Rotary:
-    """Windowed layers never scale their positions."""
-    if "sliding_attention" in fields.mapping("rope_parameters"):
-        return rotary(fields, head_dim, kind="sliding_attention", theta=_LOCAL_THETA)
-    base = fields.number("rope_local_base_freq", "rope.freq_base_swa", _LOCAL_THETA)
-    return RotarySpec.plain(head_dim, base)
+    """Windowed layers scale no positions, unless rope_parameters has a rule of theirs."""
+    if fields.gguf:
+        return RotarySpec.plain(head_dim, fields.number("", "rope.freq_base_swa", _LOCAL_THETA))
+    return rotary(fields, head_dim, kind="sliding_attention", theta=_LOCAL_THETA, base="rope_local_base_freq")
 
 
 FAMILY = Family(

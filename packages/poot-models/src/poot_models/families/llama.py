@@ -1,8 +1,10 @@
-"""Llama (arXiv 2302.13971, 2407.21783) and what shares its layer: SmolLM2, Mistral."""
+"""Llama (arXiv 2302.13971, 2407.21783) and what shares its layer: SmolLM2, Mistral and Ministral, whose windows it has
+not."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from poot_executor.ir import Value
 from poot_models.blocks import DecoderBuilder, DecoderConfig, LayerSpec
@@ -21,11 +23,13 @@ def configure(
     eps: float | None = None,
     gated: bool = True,
     theta: float = 10000.0,
+    kind: str | None = None,
     widths: Sequence[Widths] | None = None,
 ) -> DecoderConfig:
     """For other families too, which may say: `eps` if it is not under the name of that of RMS norms, whether
-    feed-forward parts have a gate (then its activation is SiLU), the default base of the rotary frequencies, and the
-    layers' widths if they are not stated as ever."""
+    feed-forward parts have a gate (then its activation is SiLU), the default base of the rotary frequencies and the
+    kind of layer whose rule they follow, and the layers' widths if they are not stated as ever. No layer has a window.
+    """
     layers = fields.layer_count()
     hidden = fields.integer("hidden_size", "embedding_length")
     widths = _widths(fields, layers) if widths is None else widths
@@ -33,22 +37,34 @@ def configure(
     if gated:
         fields.choice("hidden_act", "", "silu", ("silu",))
     # Files of the llama architecture order query and key rows for interleaved pairs.
-    spec = rotary(fields, rotated_columns(fields, head_dim), theta=theta)
-    sizes = windows(fields, layers, lambda _: True)
+    spec = rotary(fields, rotated_columns(fields, head_dim), kind=kind, theta=theta)
     return DecoderConfig(
         vocabulary=fields.vocabulary(),
         hidden=hidden,
         tied=fields.tied(False),
         max_positions=fields.integer("max_position_embeddings", "context_length"),
         eps=eps or fields.number("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
-        layers=tuple(
-            LayerSpec(heads, kv_heads, head_dim, ff, spec, window)
-            for (heads, kv_heads, ff), window in zip(widths, sizes, strict=True)
-        ),
+        layers=tuple(LayerSpec(heads, kv_heads, head_dim, ff, spec) for heads, kv_heads, ff in widths),
         activation="silu" if gated else None,
         rotary_style="interleaved" if fields.gguf else "half",
         query_scale=head_dim**-0.5,
     )
+
+
+def configure_with_windows(fields: Fields) -> DecoderConfig:
+    """All layers have the window, if one is stated. layer_types make any Mistral a Ministral, as in transformers."""
+    config = configure(fields)
+    kinds = fields.architecture in ("MistralForCausalLM", "MinistralForCausalLM")
+    return with_windows(config, windows(fields, len(config.layers), lambda _: True, kinds=kinds))
+
+
+def with_windows(config: DecoderConfig, sizes: Sequence[int | None]) -> DecoderConfig:
+    layers = (replace(layer, window=window) for layer, window in zip(config.layers, sizes, strict=True))
+    return replace(config, layers=tuple(layers))
+
+
+def _configure(fields: Fields) -> DecoderConfig:
+    return configure(fields) if fields.architecture == "LlamaForCausalLM" else configure_with_windows(fields)
 
 
 def _widths(fields: Fields, layers: int) -> Sequence[Widths]:
@@ -69,7 +85,7 @@ def layer(b: DecoderBuilder, index: int, h: Value) -> Value:
 
 FAMILY = Family(
     "llama",
-    configure,
+    _configure,
     layer,
     {**DECODER_TENSORS, "blk.{}.ffn_norm": "model.layers.{}.post_attention_layernorm"},
 )

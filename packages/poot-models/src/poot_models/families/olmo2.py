@@ -15,27 +15,30 @@ from poot_models.families.rotary import rotary
 from poot_models.families.windows import windows
 
 _PATTERN = 4
-_THETA = 500000.0
+_THETA = 10000.0
+_THETA_3 = 500000.0
 
 
 def configure(fields: Fields) -> DecoderConfig:
-    config = llama.configure(fields)
-    head_dim = config.layers[0].head_dim
-    wide = rotary(fields, head_dim, kind="full_attention", theta=_THETA)
-    narrow = _local_rotary(fields, head_dim)
+    if fields.architecture == "Olmo2ForCausalLM":
+        return replace(llama.configure(fields, theta=_THETA), rotary_style="half")
+    # GGUF files give both one name.
+    config = llama.configure(fields, kind="full_attention", theta=_THETA if fields.gguf else _THETA_3)
+    narrow = _local_rotary(fields, config.layers[0].head_dim)
     sizes = windows(fields, len(config.layers), lambda index: (index + 1) % _PATTERN != 0)
     layers = tuple(
-        replace(layer, window=window, rotary=wide if window is None else narrow)
+        replace(layer, window=window, rotary=layer.rotary if window is None else narrow)
         for layer, window in zip(config.layers, sizes, strict=True)
     )
     return replace(config, layers=layers, rotary_style="half")
 
 
 def _local_rotary(fields: Fields, head_dim: int) -> Rotary:
-    if "sliding_attention" in fields.mapping("rope_parameters"):
-        return rotary(fields, head_dim, kind="sliding_attention", theta=_THETA)
-    base = fields.number("rope_theta", "rope.freq_base", _THETA)
-    return RotarySpec.plain(head_dim, fields.number("", "rope.freq_base_swa", base))
+    if fields.gguf:
+        base = fields.number("", "rope.freq_base", _THETA)
+        return RotarySpec.plain(head_dim, fields.number("", "rope.freq_base_swa", base))
+    # transformers reads rope_theta for the full layers only.
+    return rotary(fields, head_dim, kind="sliding_attention", theta=_THETA_3, base="")
 
 
 def layer(b: DecoderBuilder, index: int, h: Value) -> Value:

@@ -12,7 +12,7 @@ from poot_models.families.fields import Fields
 
 
 def configure(fields: Fields) -> DecoderConfig:
-    return replace(llama.configure(fields), rotary_style="half")
+    return replace(llama.configure_with_windows(fields), rotary_style="half")
 
 
 FAMILY = Family(

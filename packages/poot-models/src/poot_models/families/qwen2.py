@@ -16,13 +16,12 @@ def configure(fields: Fields) -> DecoderConfig:
     config = llama.configure(fields)
     sizes: tuple[int | None, ...] = (None,) * len(config.layers)
     # config.json states a window also where none is used; GGUF files state none.
-    if fields.raw("use_sliding_window", "") is True:
-        first = fields.raw("max_window_layers", "") or 0
-        if not isinstance(first, int):
+    if fields.flag("use_sliding_window"):
+        first = fields.raw("max_window_layers", "")
+        if isinstance(first, bool) or not isinstance(first, int):
             raise CheckpointFormatError(f"max_window_layers must be a whole number, not {first!r:.80}")
         sizes = windows(fields, len(config.layers), lambda index: index >= first)
-    layers = tuple(replace(layer, window=window) for layer, window in zip(config.layers, sizes, strict=True))
-    return replace(config, layers=layers, rotary_style="half")
+    return replace(llama.with_windows(config, sizes), rotary_style="half")
 
 
 FAMILY = Family("qwen2", configure, llama.layer, llama.FAMILY.tensors)

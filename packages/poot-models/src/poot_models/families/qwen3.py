@@ -11,7 +11,7 @@ from poot_models.families.rotary import rotary
 
 
 def configure(fields: Fields) -> DecoderConfig:
-    if fields.raw("use_sliding_window", "") is True:
+    if fields.flag("use_sliding_window"):
         raise UnsupportedArchitectureError("Qwen3 with use_sliding_window is not supported")
     layers = fields.layer_count()
     hidden = fields.integer("hidden_size", "embedding_length")

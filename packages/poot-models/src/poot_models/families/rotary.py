@@ -16,22 +16,60 @@ from poot_models.families.fields import Fields, positive
 _KNOWN = "default, linear, dynamic, llama3, yarn and longrope"
 
 
-def rotary(fields: Fields, dim: int, *, kind: str | None = None, theta: float = 10000.0) -> Rotary:
+_ORIGINAL = "original_max_position_embeddings"
+# Those whose layers can leave some columns of a head as they are.
+_PARTIAL = ("Phi3ForCausalLM", "Glm4ForCausalLM")
+
+
+def rotary(
+    fields: Fields, dim: int, *, kind: str | None = None, theta: float = 10000.0, base: str = "rope_theta"
+) -> Rotary:
     """Frequencies of `dim` rotated columns.
 
-    `kind` picks one of several rules of config.json's rope_parameters ("full_attention"); `theta` is the default base.
-    Raises UnsupportedArchitectureError for a scaling rule that is not known.
+    `kind` picks one of several rules of config.json's rope_parameters ("full_attention"); `theta` is the default base,
+    `base` the field of config.json that may state another outside the rules ("" for none).
+    Raises UnsupportedArchitectureError for a scaling rule that is not known, or that the reference cannot run.
     """
     if dim < 2 or dim % 2:
         raise CheckpointFormatError(f"rotary embedding needs an even number of columns, not {dim}")
-    return _of_gguf(fields, dim, theta) if fields.gguf else _of_config(fields, dim, kind, theta)
+    if fields.gguf:
+        return _of_gguf(fields, dim, theta)
+    rules = rope_rules(fields, kind)
+    return _of_config(fields, dim, rules, positive(rules, "rope_theta", fields.number(base, "", theta)))
+
+
+def rope_rules(fields: Fields, kind: str | None = None) -> Mapping[str, Any]:
+    """config.json's rules: rope_scaling, which older ones have, comes before rope_parameters, as in transformers.
+
+    Of a family with rules by `kind` of layer, rope_scaling adds to those of full_attention. Of the others
+    original_max_position_embeddings beside the rules outweighs the one among them.
+    """
+    scaling, stated = fields.mapping("rope_scaling"), fields.mapping("rope_parameters")
+    if kind is None:
+        rules = scaling or stated
+        if any(isinstance(value, Mapping) for value in rules.values()):
+            raise CheckpointFormatError("rope_parameters of this architecture must state one rule for all layers")
+        beside = fields.optional_integer(_ORIGINAL, "")
+        return {**rules, _ORIGINAL: beside} if rules and beside is not None else rules
+    if not all(value is None or isinstance(value, Mapping) for value in stated.values()):
+        raise CheckpointFormatError("rope_parameters of this architecture must state a rule for each kind of layer")
+    own = stated.get(kind) or {}
+    return {**own, **scaling} if kind == "full_attention" else own
 
 
 def rotated_columns(fields: Fields, head_dim: int, default: float = 1.0) -> int:
-    """How many of a head's columns are rotated: the share that config.json states, the number of a GGUF file."""
-    share = fields.number("partial_rotary_factor", "", default)
-    share = positive(fields.mapping("rope_parameters"), "partial_rotary_factor", share)
-    return fields.integer("", "rope.dimension_count", int(head_dim * share), high=head_dim)
+    """How many of a head's columns are rotated: the share that config.json states where the family has one, the number
+    of a GGUF file. `default` is the share where neither says."""
+    if fields.gguf:
+        return fields.integer("", "rope.dimension_count", int(head_dim * default), high=head_dim)
+    return int(head_dim * _share(fields, rope_rules(fields))) if fields.architecture in _PARTIAL else head_dim
+
+
+def _share(fields: Fields, rules: Mapping[str, Any]) -> float:
+    share = positive(rules, "partial_rotary_factor", fields.number("partial_rotary_factor", "", 1.0))
+    if share > 1:
+        raise CheckpointFormatError(f"partial_rotary_factor must be at most 1, not {share}")
+    return share
 
 
 def _of_gguf(fields: Fields, dim: int, theta: float) -> Rotary:
@@ -75,22 +113,21 @@ def _divided(spec: RotarySpec, divisors: Sequence[float]) -> RotarySpec:
     return replace(spec, inverse_frequencies=tuple(frequency / divisor for frequency, divisor in pairs))
 
 
-def _of_config(fields: Fields, dim: int, kind: str | None, theta: float) -> Rotary:
-    rules = fields.mapping("rope_parameters")
-    if kind is not None and isinstance(rules.get(kind), Mapping):
-        rules = rules[kind]
-    if not rules:
-        rules = fields.mapping("rope_scaling")
-    base = positive(rules, "rope_theta", fields.number("rope_theta", "", theta))
+def _of_config(fields: Fields, dim: int, rules: Mapping[str, Any], base: float) -> Rotary:
     name = rules.get("rope_type", rules.get("type", "default"))
-    if name in ("default", "dynamic", None):
+    if name in ("default", None):
+        return RotarySpec.plain(dim, base)
+    if fields.architecture not in _PARTIAL and _share(fields, rules) != 1:
+        # transformers leaves this factor out of the default rule; with others its layers fail.
+        raise UnsupportedArchitectureError(f"partial_rotary_factor with rope scaling {name!r:.40} is not supported")
+    if name == "dynamic":
         # The dynamic rule changes nothing up to max_position_embeddings, and no row is longer.
         return RotarySpec.plain(dim, base)
     if name == "linear":
         return RotarySpec.plain(dim, base, positive(rules, "factor"))
     if name == "llama3":
-        return _llama3(RotarySpec.plain(dim, base), rules)
-    if name in ("longrope", "su") or "long_factor" in rules:  # Phi-3 had three names for it
+        return _llama3(fields, RotarySpec.plain(dim, base), rules)
+    if name == "longrope" or (fields.architecture == "Phi3ForCausalLM" and name in ("su", "yarn")):
         return _longrope_of_config(fields, RotarySpec.plain(dim, base), rules)
     if name == "yarn":
         return _yarn_of_config(fields, dim, base, rules)
@@ -99,18 +136,18 @@ def _of_config(fields: Fields, dim: int, kind: str | None, theta: float) -> Rota
 
 def _original(fields: Fields, rules: Mapping[str, Any]) -> int:
     """Positions that the model was trained with before it was stretched."""
-    stated = fields.optional_integer("original_max_position_embeddings", "rope.scaling.original_context_length")
-    if stated is None and rules.get("original_max_position_embeddings") is not None:
-        stated = int(positive(rules, "original_max_position_embeddings"))
+    stated = fields.optional_integer("", "rope.scaling.original_context_length")
+    if stated is None and rules.get(_ORIGINAL) is not None:
+        stated = int(positive(rules, _ORIGINAL))
     original = fields.integer("max_position_embeddings", "context_length") if stated is None else stated
     if original < 2:
         raise CheckpointFormatError(f"rope scaling: an original length of {original} positions")
     return original
 
 
-def _llama3(spec: RotarySpec, rules: Mapping[str, Any]) -> RotarySpec:
+def _llama3(fields: Fields, spec: RotarySpec, rules: Mapping[str, Any]) -> RotarySpec:
     """Slow frequencies are divided by the factor, fast ones kept, those between interpolated (Llama 3.1)."""
-    factor, original = positive(rules, "factor"), positive(rules, "original_max_position_embeddings")
+    factor, original = positive(rules, "factor"), _original(fields, rules)
     low, high = positive(rules, "low_freq_factor"), positive(rules, "high_freq_factor")
     if high <= low:
         raise CheckpointFormatError("rope scaling: high_freq_factor must be above low_freq_factor")
@@ -152,6 +189,8 @@ def _attention_factor(factor: float, scale: float = 1.0) -> float:
 
 def _yarn_of_config(fields: Fields, dim: int, base: float, rules: Mapping[str, Any]) -> RotarySpec:
     original = _original(fields, rules)
+    if "factor" not in rules:
+        raise CheckpointFormatError("rope scaling yarn must state factor")
     factor = positive(rules, "factor", fields.integer("max_position_embeddings", "") / original)
     turns = positive(rules, "beta_fast", 32.0), positive(rules, "beta_slow", 1.0)
     spec = RotarySpec.plain(dim, base)

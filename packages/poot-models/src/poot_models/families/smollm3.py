@@ -9,20 +9,22 @@ from poot_models.errors import CheckpointFormatError
 from poot_models.families import llama
 from poot_models.families.family import Family
 from poot_models.families.fields import Fields
-from poot_models.families.rotary import rotary
+from poot_models.families.windows import windows
 
 _INTERVAL = 4  # GGUF files do not say it
 _THETA = 2000000.0
 
 
 def configure(fields: Fields) -> DecoderConfig:
-    config = llama.configure(fields)
-    head_dim = config.layers[0].head_dim
-    turned, still = rotary(fields, head_dim, theta=_THETA), no_rotation(head_dim)
-    windowed = fields.raw("use_sliding_window", "") is True
+    config = llama.configure(fields, theta=_THETA)
+    still = no_rotation(config.layers[0].head_dim)
+    turning = _turns(fields, len(config.layers))
+    sizes: tuple[int | None, ...] = (None,) * len(turning)
+    if fields.flag("use_sliding_window"):
+        sizes = windows(fields, len(turning), lambda index: not turning[index])
     layers = tuple(
-        replace(layer, rotary=turned if turns else still, window=layer.window if windowed and not turns else None)
-        for layer, turns in zip(config.layers, _turns(fields, len(config.layers)), strict=True)
+        replace(layer, rotary=layer.rotary if turns else still, window=window)
+        for layer, turns, window in zip(config.layers, turning, sizes, strict=True)
     )
     return replace(config, layers=layers, tied=fields.tied(True))
 

@@ -19,7 +19,7 @@ def configure(fields: Fields) -> DecoderConfig:
     config = llama.configure(fields, eps=fields.number("norm_epsilon", "attention.layer_norm_epsilon"), gated=False)
     named = fields.choice("hidden_act", "", "gelu_pytorch_tanh", ("gelu_pytorch_tanh", "gelu_new", "gelu"))
     between = Gelu("erf" if named == "gelu" else "tanh")
-    sizes = windows(fields, len(config.layers), lambda _: True, window=_WINDOW if fields.gguf else None)
+    sizes = windows(fields, len(config.layers), lambda _: True, window=_WINDOW, kinds=False)
     layers = tuple(
         replace(layer, window=window, between=between) for layer, window in zip(config.layers, sizes, strict=True)
     )
