@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -86,3 +87,16 @@ def test_what_is_wrong_is_said_in_a_line(
     if code == 1:
         assert shown.err.startswith("poot-batch: ")
         assert shown.err.count("\n") == 1
+
+
+def test_what_a_terminal_cannot_show_is_escaped() -> None:
+    program = "from poot_batch import cli; cli._generate = lambda given: print('\\u2581'); cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "generate", "m", "--prompt", "x"],
+        env=os.environ | {"PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout == "\\u2581\n"

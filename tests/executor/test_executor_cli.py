@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -114,3 +115,16 @@ def test_the_example_of_the_readme_runs() -> None:
     assert "max error" in done.stdout
     # Relative, of sums of 64 numbers in float32, whose order is the machine's.
     assert float(done.stdout.split()[-1]) < 1e-6
+
+
+def test_what_a_terminal_cannot_show_is_escaped() -> None:
+    program = "from poot_executor import cli; cli.run = lambda words: print('\\u2581'); cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "doctor"],
+        env=os.environ | {"PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout == "\\u2581\n"

@@ -18,6 +18,7 @@ import pytest
 from poot_models import load
 from poot_models.errors import (
     CheckpointFormatError,
+    CheckpointMissingError,
     HubAccessError,
     HubChoiceError,
     HubError,
@@ -186,6 +187,8 @@ def test_a_path_that_exists_goes_before_an_id(server: FakeHub, hub: Hub, tmp_pat
     assert local_model("org/m", hub) == Path("org/m")
     assert local_model(Path("org/other"), hub) == Path("org/other")
     assert local_model("x" * 5000, hub) == Path("x" * 5000)
+    with pytest.raises(CheckpointMissingError, match="path is empty"):
+        local_model("", hub)
 
 
 def test_a_directory_needs_few_files(server: FakeHub, hub: Hub) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -131,8 +132,8 @@ def test_the_weights_are_what_a_device_holds(tiny: Callable[..., Path]) -> None:
 
 
 def test_layers_that_differ_are_told_apart(tiny: Callable[..., Path], inspect: Inspect) -> None:
-    code, said, _ = inspect(tiny(extra=(3,)))
-    assert code == 0
+    code, said, wrong = inspect(tiny(extra=(3,)))
+    assert (code, "tokenizer" in wrong) == (1, True)  # no server starts without one
     assert "0: 4 heads of 16, 2 for keys and values, feed-forward 96, sees all" in said
     assert "1: 4 heads of 16, 4 for keys and values, feed-forward 128, sees all" in said
     assert "full: 1 layers, 2 heads of 16, 64 elements a token" in said
@@ -164,6 +165,36 @@ def test_a_safetensors_directory_that_is_refused(tmp_path: Path, inspect: Inspec
     assert "'New' is not supported" in wrong
     assert "stated        hidden_size = 8" in said
     assert "F16: 1 tensors" in said
+
+
+def test_a_tokenizer_that_cannot_be_used_is_a_refusal(tiny: Callable[..., Path], inspect: Inspect) -> None:
+    path = tiny()
+    code, said, wrong = inspect("--json", path)
+    found = json.loads(said)
+    assert (code, found["refusal"]) == (1, found["text"]["problem"])
+    assert wrong == f"poot-models: {found['refusal']}\n"
+    # What its family makes of it is there all the same.
+    assert (found["family"], found["sizes"]["hidden"], found["stated"]) == ("llama", 64, {})
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_what_a_terminal_cannot_show_is_escaped(tmp_path: Path, encoding: str) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({"w": np.ones((2, 3), np.float16)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["\u65b0"], "a": "\u2581"}))
+    command = [sys.executable, "-c", "from poot_models import cli; raise SystemExit(cli.main())", "inspect", tmp_path]
+    environment = os.environ | {"PYTHONUTF8": "0", "PYTHONIOENCODING": encoding}
+    run = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    assert (run.returncode, "Traceback" in run.stderr) == (1, False)
+    assert "architecture  \\u65b0" in run.stdout
+    assert "a = \\u2581" in run.stdout
+
+
+def test_an_empty_path_is_not_the_current_directory(inspect: Inspect) -> None:
+    code, said, wrong = inspect("")
+    assert (code, said) == (1, "")
+    assert wrong.startswith("poot-models: the model's path is empty")
 
 
 def test_a_file_that_does_not_open(tmp_path: Path, inspect: Inspect) -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from poot_executor.encodings import Dense
 from poot_executor.encodings.dequantise import dequantise
-from poot_models.checkpoint import SafetensorsDirectory
+from poot_models.checkpoint import SafetensorsDirectory, open_checkpoint
 from poot_models.checkpoint.safetensors import read_safetensors
 from poot_models.errors import CheckpointFormatError, CheckpointMissingError
 
@@ -114,6 +114,27 @@ def test_shards_may_be_links_as_in_a_hub_cache(sharded: Path, tmp_path_factory: 
     for file in sharded.iterdir():
         (snapshot / file.name).symlink_to(file)
     assert list(SafetensorsDirectory(snapshot).tensors) == ["f32", "bf16", "f16", "unlisted"]
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "model.safetensors.index.json", "model-00001-of-00002.safetensors"]
+)
+def test_a_link_that_leads_nowhere_is_told(sharded: Path, name: str) -> None:
+    """As in a cache of which the files themselves were deleted."""
+    path = sharded / name
+    path.unlink(missing_ok=True)
+    path.symlink_to(sharded / "gone")
+    with pytest.raises(CheckpointMissingError, match=f"{name} is a link to a file that is not there"):
+        SafetensorsDirectory(path.parent)
+    with pytest.raises(CheckpointMissingError, match="is a link to a file that is not there"):
+        open_checkpoint(path)
+
+
+def test_an_empty_path_is_not_the_current_directory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(directory)
+    assert open_checkpoint(".").tensors
+    with pytest.raises(CheckpointMissingError, match="path is empty"):
+        open_checkpoint("")
 
 
 def test_a_missing_shard_is_named(sharded: Path) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import Environment, meta, nodes
+from jinja2.ext import Extension
 from transformers.utils import chat_template_utils
 
 from poot_models.checkpoint import GgufFile
@@ -44,7 +46,19 @@ CHATS: dict[str, list[dict[str, Any]]] = {
     "empty": [],
 }
 TOOLS = [{"type": "function", "function": {"name": "find"}}]
+SET_BY_RENDERING = {
+    *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
+    *("raise_exception", "strftime_now"),
+}
 Render = Callable[..., str]
+
+
+class Generation(Extension):
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+    def parse(self, parser: Any) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 class Stopped(datetime):
@@ -216,7 +230,7 @@ def test_arguments_do_not_replace_what_the_model_says(name: str) -> None:
         *("{% if %}", "{{ a", "{% for x in y %}", "{{ x | no_such_filter }}", "{% include 'x' %}{% endif %}"),
         "{% if a %}" * 5000 + "{% endif %}" * 5000,
         "{{ " + "(" * 20_000 + ")" * 20_000 + " }}",
-        "x" * ((1 << 20) + 1),
+        "x" * ((1 << 18) + 1),
     ],
 )
 def test_templates_that_do_not_compile(source: str) -> None:
@@ -224,3 +238,90 @@ def test_templates_that_do_not_compile(source: str) -> None:
         ours(source)
     assert type(caught.value) is TemplateError
     assert str(caught.value).startswith("the chat template")
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ("{{ a }}", 3),
+        ("{% set a = 1 %}", 6),
+        ("{% for a in b %}{% endfor %}", 9),
+        ("{% macro m() %}{% endmacro %}", 9),
+        ("{{ f(a, a, a, a) }}", 12),
+        ("{{ a ~ a ~ a ~ a }}x", 10),
+        ("{% if a %}{# not counted #}{% elif b %}{% endif %}", 11),
+    ],
+)
+def test_how_many_words_a_template_may_have(form: str, words: int) -> None:
+    """As they are counted by hand: each delimiter, name, sign and text between is one."""
+    most = 8192 // words
+    ours(form * most)
+    with pytest.raises(TemplateError, match="over 8192 words"):
+        ours(form * (most + 1))
+
+
+@pytest.mark.parametrize(
+    ("start", "again", "end"),
+    [
+        *(("a", ".b", ""), ("a", "[0]", ""), ("a", "[1:]", ""), ("a", "|trim", ""), ("a", "()", ""), ("a", " + a", "")),
+        *(("", "not ", "a"), ("a < ", "(a < ", "a"), ("", "f(k=", "a"), ("", "{1: ", "a"), ("", "[", "a")),
+    ],
+)
+def test_how_deep_an_expression_may_be(start: str, again: str, end: str) -> None:
+    """jinja2 takes a second and more to compile one of 180 levels, of a few hundred characters."""
+
+    def source(levels: int) -> str:
+        closing = again.count("(") * ")" + again.count("{") * "}" + again.count("[") * "]"
+        closing = "" if again in ("[0]", "[1:]", "()") else closing * levels
+        return "{{ " + start + again * levels + end + closing + " }}"
+
+    ours(source(18))
+    for levels in (41, 100):
+        with pytest.raises(TemplateError, match="nested too deeply"):
+            ours(source(levels))
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("{{ a }}{{ messages }}{{ range(2) }}", {"a"}),
+        ("{% set a = 1 %}{{ a }}", set()),
+        ("{% set a = a %}", {"a"}),
+        ("{{ a }}{% set a = 1 %}", {"a"}),
+        ("{% if b %}{% set a = 1 %}{% else %}{% set a = 2 %}{% endif %}{{ a }}", {"b"}),
+        ("{% if b %}{% set a = 1 %}{% elif c %}{% set a = 2 %}{% else %}{% set a = 3 %}{% endif %}{{ a }}", {"b", "c"}),
+        ("{% if b %}{% set a = 1 %}{% elif c %}{% set a = 2 %}{% endif %}{{ a }}", {"a", "b", "c"}),
+        ("{% if a is not defined %}{% set a = 1 %}{% endif %}{{ a }}", {"a"}),
+        ("{% if b %}{% set a = 1 %}{% else %}{{ raise_exception('no') }}{% endif %}{{ a }}", {"b"}),
+        ("{% for m in tools %}{% if m %}{% continue %}{% else %}{% set a = 1 %}{% endif %}{{ a }}{% endfor %}", set()),
+        ("{% for m in messages %}{% set a = 1 %}{{ loop.index }}{% endfor %}{{ a }}{{ loop }}", {"a", "loop"}),
+        ("{% for m in messages if m.a == b %}{{ m }}{% else %}{{ m }}{% endfor %}", {"b", "m"}),
+        ("{% macro f(a, b=c) %}{{ a }}{{ b }}{{ d }}{{ varargs }}{{ f(1) }}{% endmacro %}{{ f(1) }}", {"c", "d"}),
+        ("{% macro f() %}{{ caller() }}{% endmacro %}{% call f() %}{{ a }}{% endcall %}", {"a"}),
+        ("{% set n = namespace() %}{% set n.a = b %}{{ n.a }}", {"b"}),
+        ("{% set a %}{{ b }}{% endset %}{{ a }}", {"b"}),
+        ("{% with a = b %}{{ a }}{% endwith %}{{ c }}", {"b", "c"}),
+        ("{% generation %}{% set a = 1 %}{% endgeneration %}{{ a }}", {"a"}),
+        ("{% filter trim %}{{ a }}{% endfilter %}{{ b if c else d }}", {"a", "b", "c", "d"}),
+    ],
+)  # fmt: skip
+def test_variables_are_what_is_read_before_it_is_set(source: str, names: set[str]) -> None:
+    assert ours(source).variables == names
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
+def test_a_name_that_is_no_variable_does_nothing(path: Path, reference: Render) -> None:
+    """Of those that jinja2 itself says may come from outside."""
+    source = path.read_text("utf-8")
+    tree = Environment(extensions=["jinja2.ext.loopcontrols", Generation]).parse(source)
+    names = meta.find_undeclared_variables(tree) - ours(source).variables
+    given = {name: "x" for name in names if name not in SET_BY_RENDERING and not name.endswith("_token")}
+    for chat in CHATS.values():
+        for tools in (None, TOOLS):
+            texts = []
+            for more in ({}, given):
+                try:
+                    texts.append(reference(source, chat, tools=tools, **more))
+                except Exception as error:
+                    texts.append(f"{type(error).__name__}: {error}")
+            assert texts[0] == texts[1]

@@ -132,18 +132,18 @@ LONG = [
     "{% macro m() %}{{ caller() }}{{ caller() }}{% endmacro %}" + "{% call m() %}" * 30 + "x" + "{% endcall %}" * 30,
     "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
     "{% for x in range(9999) recursive %}{% if loop.depth < 5 %}{{ loop(range(9999)) }}{% endif %}{% endfor %}",
-    "{% set l = range(99999) | list %}" + "{% if 'x' in l %}{% endif %}" * 2000,
-    "{% set l = range(99999) %}" + "{% if 'x' in l %}{% endif %}" * 2000,
+    "{% set l = range(99999) | list %}" + "{% if 'x' in l %}{% endif %}" * 600,
+    "{% set l = range(99999) %}" + "{% if 'x' in l %}{% endif %}" * 600,
     "{{ range(99999) | map('string') | select('in', range(99999) | map('string') | list) | list }}",
     "{% for a in range(99999) %}{% if range(99999) | select('eq', 'x') | list %}{% endif %}{% endfor %}",
     "{% set n = namespace(s='') %}{% for i in range(99999) %}{% set n.s = n.s ~ 'abcdefghijklmnopqrstuvwxyz' %}"
     "{% endfor %}",
     "{% set n = namespace(l=[]) %}{% for i in range(99999) %}{% set n.l = n.l + [i] %}{% endfor %}",
-    FULL + "{% set d = full[1:] ~ 'd' %}{% set e = full[1:] ~ 'e' %}" + "{% if d == e %}{% endif %}" * 2000,
-    FULL + "{% set d = full[1:] ~ 'd' %}{% set e = full[1:] ~ 'e' %}" + "{% if d is eq e %}{% endif %}" * 2000,
+    FULL + "{% set d = full[1:] ~ 'd' %}{% set e = full[1:] ~ 'e' %}" + "{% if d == e %}{% endif %}" * 600,
+    FULL + "{% set d = full[1:] ~ 'd' %}{% set e = full[1:] ~ 'e' %}" + "{% if d is eq e %}{% endif %}" * 600,
     FULL + "".join(f"{{% set v{number} = full[1:] %}}" for number in range(500)),
     FULL + "{% if full.upper() %}{% endif %}" * 500,
-    FULL + "{% if full.count('ab') %}{% endif %}" * 2000,
+    FULL + "{% if full.count('ab') %}{% endif %}" * 600,
 ]
 
 

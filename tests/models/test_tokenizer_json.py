@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
 
 from poot_models.errors import InvalidTextError, TextError, TokenizerError
@@ -113,21 +113,22 @@ def test_a_vocabulary_with_gaps_between_its_ids(write: Write) -> None:
         assert tokenizer.decode(ids, skip_special=False) == text
 
 
-@pytest.mark.parametrize(
-    ("config", "ids"),
-    [
-        ({}, [257, 256]),
-        ({"add_bos_token": True}, [257, 256]),
-        ({"add_bos_token": False}, [256]),
-        ({"add_eos_token": True}, [256, 258]),
-        ({"add_bos_token": True, "add_eos_token": True}, [257, 256, 258]),
-        ({"add_bos_token": "yes"}, [257, 256]),
-    ],
-)
-def test_who_says_what_surrounds_a_text(write: Write, config: dict[str, Any], ids: list[int]) -> None:
-    # As transformers: a flag in tokenizer_config.json replaces the post-processor.
-    names = {"bos_token": "<bos>", "eos_token": "<|im_end|>"}
-    assert json_tokenizer(write(byte_level_library(), tokenizer_config=names | config), {}).encode("he") == ids
+@pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.parametrize("add_bos", [True, False, None])
+@pytest.mark.parametrize("add_eos", [True, False, None])
+def test_the_post_processor_says_what_surrounds_a_text(
+    write: Write, bos: bool, add_bos: bool | None, add_eos: bool | None
+) -> None:
+    from transformers import AutoTokenizer
+
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<|im_end|>"}
+    flags = {"add_bos_token": add_bos, "add_eos_token": add_eos}
+    config |= {name: flag for name, flag in flags.items() if flag is not None}
+    folder = write(byte_level_library(bos=bos), tokenizer_config=config)
+    tokenizer = json_tokenizer(folder, {})
+    assert tokenizer.encode("he") == AutoTokenizer.from_pretrained(folder)("he")["input_ids"]
+    assert tokenizer.encode("he") == ([257, 256] if bos else [256])
+    assert (tokenizer.bos_id, tokenizer.add_bos, tokenizer.add_eos) == (257, bos, False)
 
 
 @pytest.mark.parametrize(
@@ -231,6 +232,72 @@ def test_other_decoders_are_refused_by_name(write: Write, decoder: Any) -> None:
         json_tokenizer(folder, {})
 
 
+SPACES, BYTES, FUSE, STRIP = decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip
+USUAL = [SPACES, BYTES, FUSE, STRIP(" ", 1, 0)]
+METASPACE = decoders.Metaspace(prepend_scheme="always")
+
+
+@pytest.mark.parametrize(
+    ("steps", "name"),
+    [
+        ([SPACES, decoders.Replace("a", "b"), BYTES, FUSE, STRIP(" ", 1, 0)], r'Replace\{.*"a".*"b"'),
+        ([SPACES, SPACES, BYTES, FUSE], "Replace Replace"),
+        ([decoders.Replace("\u2581", "_"), BYTES, FUSE], r"Replace\{.*_"),
+        ([decoders.Replace(Regex("\u2581"), " "), BYTES, FUSE], r"Replace\{.*Regex"),
+        ([SPACES, BYTES, FUSE, STRIP(" ", 2, 0)], r"Strip\{.*2"),
+        ([SPACES, BYTES, FUSE, STRIP(" ", 1, 1)], r"Strip\{.*1.*1"),
+        ([SPACES, BYTES, FUSE, STRIP("_", 1, 0)], r"Strip\{.*_"),
+        ([*USUAL, STRIP(" ", 1, 0)], "Strip Strip"),
+        ([SPACES, BYTES, STRIP(" ", 1, 0)], "ByteFallback Strip"),
+        ([SPACES, STRIP(" ", 1, 0), BYTES, FUSE], "Replace Strip"),
+        ([SPACES, FUSE, BYTES], "Fuse ByteFallback"),
+        ([BYTES, FUSE], "ByteFallback Fuse"),
+        ([SPACES, METASPACE], "Replace Metaspace"),
+        ([decoders.Metaspace("_", prepend_scheme="always")], "Metaspace.*_"),
+        ([decoders.ByteLevel(), SPACES], "ByteLevel Replace"),
+        ([decoders.WordPiece(), FUSE], "WordPiece.* Fuse"),
+    ],
+)
+def test_decoders_that_only_look_like_a_known_one_are_refused(write: Write, steps: list[Any], name: str) -> None:
+    library = sentencepiece_library()
+    library.decoder = decoders.Sequence(steps)
+    with pytest.raises(TokenizerError, match=rf"a decoder poot does not know \(.*{name}"):
+        json_tokenizer(write(library), {})
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        *(USUAL, [*USUAL, FUSE], USUAL[:3], USUAL[:2], [SPACES], [SPACES, FUSE], [SPACES, FUSE, STRIP(" ", 1, 0)]),
+        *([METASPACE], [BYTES, METASPACE], [METASPACE, BYTES, FUSE], [decoders.Metaspace(prepend_scheme="never")]),
+    ],
+)
+def test_what_sentencepiece_decoders_may_leave_out(write: Write, steps: list[Any]) -> None:
+    library = sentencepiece_library()
+    library.decoder = decoders.Sequence(steps)
+    tokenizer = json_tokenizer(write(library), {})
+    for ids in ([259, 260, 262], [262, 3 + 0xC3, 3 + 0xA9, 259, 261], [260, 3 + 0x20], [3 + 0x41, 262, 262]):
+        assert tokenizer.decode(ids) == library.decode(ids)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize("make", [byte_level_library, sentencepiece_library])
+@pytest.mark.parametrize("name", ["myadd", "ABa", "a b"])
+def test_an_added_token_decodes_as_the_library_shows_it(
+    write: Write, make: Callable[[], Library], name: str, normalized: bool
+) -> None:
+    """With the space that SentencePiece's normaliser puts before it; in small letters, where that makes them small."""
+    library = make()
+    if make is byte_level_library:
+        library.normalizer = normalizers.Lowercase()
+    library.add_tokens([AddedToken(name, normalized=normalized, special=False)])
+    tokenizer = json_tokenizer(write(library), {})
+    for text in (f"a {name} b", f"{name} a", f"b{name}", f"a {name}{name}"):
+        ids = library.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text, add_special=False) == ids
+        assert tokenizer.decode(ids) == library.decode(ids)
+
+
 def test_a_control_token_that_merges_make_is_not_made_of_plain_text(write: Write) -> None:
     # As in a tokenizer.json converted from SentencePiece: every way to make "</s>" is a merge.
     library = sentencepiece_library()
@@ -326,6 +393,27 @@ def test_a_model_of_another_kind_is_refused(write: Write) -> None:
     library.decoder = decoders.WordPiece()
     with pytest.raises(TokenizerError, match="of the kind WordLevel; poot knows BPE, Unigram, WordPiece"):
         json_tokenizer(write(library), {})
+
+
+@pytest.mark.parametrize("config", [{"vocab_size": 259}, {"vocab_size": 9, "text_config": {"vocab_size": 259}}])
+def test_no_token_is_beyond_the_embedding_table(write: Write, config: dict[str, Any]) -> None:
+    """As Gemma 3 of text alone, whose table ends before the last added token."""
+    folder = write(byte_level_library())
+    tokenizer = json_tokenizer(folder, config)
+    assert tokenizer.vocab_size == 259
+    for parse in (True, False):
+        ids = tokenizer.encode("<think>", parse_special=parse, add_special=False)
+        assert max(ids) < 257
+        assert tokenizer.decode(ids) == "<think>"
+    assert json_tokenizer(folder, {"vocab_size": 260}).encode("<think>", add_special=False) == [259]
+    with pytest.raises(TokenizerError, match=r"ids up to 256, but the embedding table .* only 256 rows"):
+        json_tokenizer(folder, {"vocab_size": 256})
+
+
+def test_a_missing_file_behind_a_link_is_told(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").symlink_to(tmp_path / "gone")
+    with pytest.raises(TokenizerError, match="a link to a file that is not there"):
+        json_tokenizer(tmp_path, {})
 
 
 def test_a_huge_token_id_is_refused(write: Write) -> None:

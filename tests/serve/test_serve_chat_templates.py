@@ -7,6 +7,8 @@ import importlib.util
 import json
 import logging
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from poot_serve.lower import unbuilt
 from poot_serve.lower.conversation import rendered
 from poot_serve.lower.decode import decode_body
 from poot_serve.protocol.chat import ChatRequest
+from poot_serve.service import INLINE_BYTES
 from poot_serve.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -293,6 +296,34 @@ def test_chats_of_an_unusable_template_say_why_and_completions_go_on(served, tex
         assert served.client.post("/v1/completions", json={"prompt": "a"}).status_code == 200
     finally:
         served.service.text = text
+
+
+def test_a_template_that_takes_long_delays_nothing_but_chats(serving, text, eventually):
+    entered, gate = threading.Semaphore(0), threading.Event()
+
+    class Slow(ChatTemplate):
+        def render(self, *args, **kwargs):
+            entered.release()
+            assert gate.wait(20)
+            return super().render(*args, **kwargs)
+
+    served = serving()
+    served.service.text = dataclasses.replace(text, chat_template=Slow("{{ messages[0].content }}"))
+    served.answer("x")
+    # As many as there are threads for chats, and then some.
+    posts = [("/v1/chat/completions", {"messages": [USER]}), ("/tokenize", {"messages": [USER]})] * 3
+    with ThreadPoolExecutor(len(posts)) as pool:
+        try:
+            chats = [pool.submit(served.client.post, path, json=body) for path, body in posts]
+            assert entered.acquire(timeout=5) and entered.acquire(timeout=5)
+            eventually(lambda: served.service.pending == len(posts))
+            for spaces in (b"", b" " * INLINE_BYTES):
+                body, headers = b'{"prompt": "a"' + spaces + b"}", {"Content-Type": "application/json"}
+                assert served.client.post("/v1/completions", content=body, headers=headers).status_code == 200
+            assert not any(chat.done() for chat in chats)
+        finally:
+            gate.set()
+        assert [chat.result().status_code for chat in chats] == [200] * len(posts)
 
 
 def test_a_start_logs_that_chats_will_be_refused(monkeypatch, caplog, engine, text):

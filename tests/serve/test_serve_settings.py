@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import time
@@ -104,6 +105,8 @@ def test_template_files_that_cannot_be_used(model, tmp_path):
 def test_model_must_exist(tmp_path):
     with pytest.raises(SettingsError, match=r"does not exist$"):
         parse([str(tmp_path / "no.gguf")])
+    with pytest.raises(SettingsError, match="MODEL is empty"):
+        parse([""])
     with pytest.raises(SettingsError, match="ADDR comes after MODEL"):
         parse(["127.0.0.1:8080"])
     (tmp_path / "a.bin").write_bytes(b"")
@@ -294,3 +297,16 @@ def test_help_is_fast_and_names_every_flag():
     assert all(flag.name in done.stdout for flag in FLAGS)
     heavy = ("granian", "starlette", "prometheus_client", "jinja2", "tokenizers", "msgspec", "numpy", "asyncio")
     assert not [name for name in heavy if f" {name}\n" in done.stderr]
+
+
+def test_what_a_terminal_cannot_show_is_escaped():
+    program = "from poot_serve import cli; cli.help_text = lambda: '\\u2581\\n'; cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--help"],
+        env=os.environ | {"PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout == "\\u2581\n"

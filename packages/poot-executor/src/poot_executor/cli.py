@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import io
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Run `poot-executor` and end the process with its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of devices may not fit the terminal's encoding
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))
 
 

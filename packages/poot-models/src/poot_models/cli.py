@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from poot_models.errors import ModelError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, or 1 for a checkpoint that cannot be used."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names and texts of a model may not fit the terminal's encoding
+        sys.stdout.reconfigure(errors="backslashreplace")
     parser = argparse.ArgumentParser(prog="poot-models", description="Look into model checkpoints.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     inspect = commands.add_parser(

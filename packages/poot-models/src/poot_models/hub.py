@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from poot_models.errors import (
     CheckpointError,
+    CheckpointMissingError,
     HubAccessError,
     HubChoiceError,
     HubError,
@@ -71,10 +72,15 @@ HUGGING_FACE = Hub()
 
 
 def local_model(model: str | Path, hub: Hub = HUGGING_FACE) -> Path:
-    """A path as it is; an id of the hub, where nothing has that path, fetched. Raises HubError."""
+    """A path as it is; an id of the hub, where nothing has that path, fetched.
+
+    Raises HubError, and CheckpointMissingError for an empty text.
+    """
+    if model == "":  # which a Path takes for the current directory
+        raise CheckpointMissingError("the model's path is empty: give a .gguf file or a safetensors directory")
     path = Path(model)
     try:
-        exists = path.exists()
+        exists = path.exists() or path.is_symlink()  # also a link that leads nowhere
     except (OSError, ValueError):  # its reader says what is wrong with it
         return path
     found = None if exists or not isinstance(model, str) else parse_hub_id(model)

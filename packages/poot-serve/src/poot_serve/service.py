@@ -61,6 +61,7 @@ class Service:
         self._give_back = find_trim()
         self._trimming: asyncio.TimerHandle | None = None
         self._pool = ThreadPoolExecutor(LOWERING_THREADS, thread_name_prefix="lower")
+        self._rendering = ThreadPoolExecutor(LOWERING_THREADS, thread_name_prefix="render")
         self._rate = RateLimit(settings.rate_limit_rpm)
         self._active = self._receiving = 0
         # Of the bodies that are being read, to end that.
@@ -181,13 +182,17 @@ class Service:
         """Returns when no POST is being served."""
         await self._idle.wait()
 
-    async def lower(self, size: int, work: Callable[[], T]) -> T:
-        """`work()`, in a thread if the body of `size` bytes could hold the event loop."""
-        if size <= INLINE_BYTES:
+    async def lower(self, size: int, work: Callable[[], T], *, renders: bool = False) -> T:
+        """`work()`, in a thread if the body of `size` bytes could hold the event loop.
+
+        What `renders` a chat has threads of its own, whatever its size: a template may take seconds over a few words,
+        which delay other chats then, but nothing else.
+        """
+        if size <= INLINE_BYTES and not renders:
             return work()
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._pool, work)
+            return await loop.run_in_executor(self._rendering if renders else self._pool, work)
         finally:
             if size > LARGE_BYTES and self._trimming is None:
                 self._trimming = loop.call_later(TRIM_SECONDS, self._trim)
@@ -220,7 +225,8 @@ class Service:
         return f"{self._ids.getrandbits(96):024x}"
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._rendering):
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _refused_by_drain() -> DrainingError:

@@ -50,11 +50,17 @@ def read_file(path: Path, limit: int) -> bytes:
 
 
 def is_present(path: Path) -> bool:
-    """Whether something is at `path`. CheckpointMissingError: it cannot be told (a folder that may not be read)."""
+    """Whether something is at `path`.
+
+    CheckpointMissingError: it cannot be told (a folder that may not be read), or a link is there that leads nowhere.
+    """
     try:
-        return path.exists()
-    except OSError as error:
+        exists, link = path.exists(), path.is_symlink()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise CheckpointMissingError(f"{path} cannot be read: {error}") from error
+    if link and not exists:
+        raise CheckpointMissingError(f"{path} is a link to a file that is not there: fetch it again, or mend the link")
+    return exists
 
 
 def shown(name: str) -> str:

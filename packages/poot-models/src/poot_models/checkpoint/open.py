@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, Self
 
 from poot_executor.encodings import WeightSource
 from poot_models.checkpoint.gguf_parts import open_gguf
+from poot_models.checkpoint.mapped import is_present
 from poot_models.checkpoint.safetensors import SafetensorsDirectory
 from poot_models.errors import CheckpointFormatError, CheckpointMissingError
 
@@ -43,9 +44,11 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
     CheckpointMissingError, CheckpointFormatError or UnsupportedEncodingError: what is wrong and what to change.
     """
+    if path == "":  # which a Path takes for the current directory
+        raise CheckpointMissingError("the checkpoint's path is empty: give a .gguf file or a safetensors directory")
     try:
         path = Path(path).expanduser()
-        is_directory, exists = path.is_dir(), path.exists()
+        is_directory, exists = path.is_dir(), is_present(path)
     except (OSError, RuntimeError) as error:  # RuntimeError: a ~user without a home
         raise CheckpointMissingError(f"{path} cannot be read: {error}") from error
     if not exists:

@@ -21,7 +21,7 @@ _MOST_TEXT = 80
 
 
 def inspect_model(path: Path) -> Report:
-    """All facts of the checkpoint at `path`; a family that refuses it becomes `refusal`.
+    """All facts of the checkpoint at `path`; `refusal` is what its family refuses, or else its tokenizer.
 
     Raises CheckpointError for a checkpoint that does not open. No device is opened, though asking what runs on one
     imports torch and may compile the CPU's kernels, once.
@@ -42,7 +42,7 @@ def inspect_model(path: Path) -> Report:
         format=checkpoint.format,
         architecture=architecture,
         family=handle.family.name if handle else None,
-        refusal=refusal,
+        refusal=refusal or text.problem,
         parameters=sum(use.parameters for use in encodings),
         nbytes=sum(use.nbytes for use in encodings),
         encodings=encodings,

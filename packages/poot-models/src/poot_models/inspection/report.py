@@ -90,7 +90,8 @@ class BackendFacts:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`refusal`: why the model cannot be used; then `stated`, what its metadata says, stands for `sizes`."""
+    """`refusal`: why no server starts with the model: its family refuses it, and then `stated`, what its metadata says,
+    stands for `sizes`; or its tokenizer cannot be used. A chat template that cannot be used refuses chats alone."""
 
     model: str
     format: str

@@ -2,33 +2,23 @@
 
 ``tokenizer.json`` is the Hugging Face tokenizers library's own format, and that library runs it;
 ``tokenizer_config.json``, ``special_tokens_map.json``, ``generation_config.json`` and ``config.json`` say which tokens
-begin and end a text.
+are BOS, EOS and further ends.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poot_models.errors import TokenizerError
 from poot_models.text.encoders import build_encoders
+from poot_models.text.json_decoder import decoded_pieces
 from poot_models.text.json_model import checked_file, model_without, normal_longest
 from poot_models.text.library import library_errors
 from poot_models.text.tokenizer import Tokenizer
-from poot_models.text.vocabulary import (
-    CONTINUES,
-    SPACE,
-    UNBOUNDED,
-    Vocabulary,
-    byte_level_alphabet,
-    byte_level_pieces,
-    end_names,
-    sentencepiece_pieces,
-    wordpiece_pieces,
-)
+from poot_models.text.vocabulary import UNBOUNDED, Vocabulary, end_names
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Encoder
@@ -38,15 +28,14 @@ __all__ = ["json_tokenizer", "read_object", "special_names"]
 _MAX_TOKENIZER = 64 << 20
 _MAX_JSON = 16 << 20
 _MAX_TOKENS = 1 << 21
-_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 def json_tokenizer(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer of a checkpoint directory. ``config``: its ``config.json``.
 
-    Raises ``TokenizerError`` if ``tokenizer.json`` is missing, over 64 MiB, broken, or decodes its tokens in a way
-    other than byte-level BPE's, SentencePiece's or WordPiece's.
+    Raises ``TokenizerError`` if ``tokenizer.json`` is missing, over 64 MiB, broken, has a vocabulary beyond the
+    embedding table, or decodes its tokens in a way other than byte-level BPE's, SentencePiece's or WordPiece's.
     """
     from tokenizers import AddedToken
 
@@ -56,19 +45,24 @@ def json_tokenizer(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
         advice = (
             "tokenizer.model alone is not read; convert it, for instance with transformers' save_pretrained"
             if old.is_file()
+            else "it is a link to a file that is not there: fetch it again, or mend the link"
+            if path.is_symlink()
             else "add the model's tokenizer.json"
         )
         raise TokenizerError(f"{directory} has no tokenizer.json: {advice}")
     file = checked_file(path, _read(path, _MAX_TOKENIZER))
     encoder = _parse(file.data, path)
-    added = encoder.get_added_tokens_decoder()
-    texts, ids = _texts(encoder, path)
+    texts, ids = _texts(encoder, path, _rows(config))
+    added = {id: token for id, token in encoder.get_added_tokens_decoder().items() if id < len(texts)}
     marked = frozenset(id for id, token in added.items() if token.special)
     names = special_names(directory)
     found = end_names(ids, marked.__contains__)
     special = marked | found
     model, fallback = model_without(encoder, file, {id: texts[id] for id in special}, ids)
-    pieces, strip_space, whole = _pieces(encoder, texts, added.keys(), special, path)
+    # The library shows an added token as its normaliser leaves it: with the space that is put before it, say.
+    shown = {id: text for id in added.keys() - special if (text := encoder.id_to_token(id)) != texts[id]}
+    decoded = [shown.get(id) or text for id, text in enumerate(texts)]
+    pieces, strip_space, whole = decoded_pieces(encoder, decoded, added.keys() - shown.keys(), special, path)
     bos, eos = (ids.get(names.get(name, "")) for name in ("bos_token", "eos_token"))
     generation = read_object(directory / "generation_config.json") or config
     ends = [id for id in _int_ids(generation.get("eos_token_id")) if 0 <= id < len(texts)]
@@ -83,7 +77,7 @@ def json_tokenizer(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
         strip_space=strip_space,
         longest=normal_longest(encoder, max(map(len, pieces))) if whole or fallback else UNBOUNDED,
     )
-    prefix, suffix = _surround(encoder, path, bos, eos)
+    prefix, suffix = _surround(encoder, path)
     encoders = build_encoders(
         model,
         added | {id: AddedToken(texts[id], normalized=False, special=True) for id in special - added.keys()},
@@ -147,9 +141,28 @@ def _parse(data: bytes, path: Path) -> Encoder:
     return encoder
 
 
-def _texts(encoder: Encoder, path: Path) -> tuple[list[str], dict[str, int]]:
-    """(the text of each id, "" where there is no token; the id of each text)."""
+def _rows(config: Mapping[str, Any]) -> int:
+    """Rows of the embedding table, as far as the configuration says."""
+    inner = config.get("text_config")
+    stated = (inner if isinstance(inner, Mapping) else config).get("vocab_size", config.get("vocab_size"))
+    return stated if isinstance(stated, int) and not isinstance(stated, bool) and stated > 0 else _MAX_TOKENS
+
+
+def _texts(encoder: Encoder, path: Path, rows: int) -> tuple[list[str], dict[str, int]]:
+    """(the text of each id, "" where there is no token; the id of each text).
+
+    An added token beyond the embedding table's ``rows`` is left out, since no model could run it: Gemma 3 of text alone
+    brings the tokenizer of those for images too. One of the vocabulary itself is an error.
+    """
     ids: dict[str, int] = encoder.get_vocab(with_added_tokens=True)
+    if beyond := {text: id for text, id in ids.items() if rows <= id < _MAX_TOKENS}:
+        added = encoder.get_added_tokens_decoder()
+        if own := [id for id in beyond.values() if id not in added]:
+            raise TokenizerError(
+                f"{path} has token ids up to {max(own)}, but the embedding table of config.json's vocab_size only "
+                f"{rows} rows: the tokenizer is another model's"
+            )
+        ids = {text: id for text, id in ids.items() if text not in beyond}
     count = max(ids.values(), default=-1) + 1
     if not 0 < count <= _MAX_TOKENS:
         raise TokenizerError(f"{path} has token ids up to {count - 1}; a vocabulary has 1 to {_MAX_TOKENS} tokens")
@@ -159,44 +172,12 @@ def _texts(encoder: Encoder, path: Path) -> tuple[list[str], dict[str, int]]:
     return texts, ids
 
 
-def _pieces(
-    encoder: Encoder, texts: Sequence[str], added: Iterable[int], special: frozenset[int], path: Path
-) -> tuple[list[bytes], bool, bool]:
-    """(the bytes of each token, whether decoding drops the first space, whether BPE has a token for each byte), from
-    the file's ``decoder``."""
-    state: dict[str, Any] = json.loads(encoder.decoder.__getstate__()) if encoder.decoder is not None else {}
-    steps = state.get("decoders", [state])
-    kinds = {step.get("type") for step in steps}
-    if "ByteLevel" in kinds:
-        whole = {chr(stand_in) for stand_in in byte_level_alphabet()} <= set(texts)
-        return byte_level_pieces(texts, added), False, whole
-    if kinds == {"WordPiece"}:
-        return wordpiece_pieces(texts, special, steps[0].get("prefix", CONTINUES)), True, False
-    spaces = any(step.get("pattern") == {"String": SPACE} and step.get("content") == " " for step in steps)
-    if not (spaces or "Metaspace" in kinds) or not kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
-        named = ", ".join(sorted(str(kind) for kind in kinds if kind)) or "none"
-        raise TokenizerError(
-            f"{path} has a decoder poot does not know ({named}); it knows ByteLevel, SentencePiece's and WordPiece"
-        )
-    bytes_too = [id for id, text in enumerate(texts) if _BYTE.fullmatch(text)] if "ByteFallback" in kinds else []
-    strip = any(
-        (step["type"] == "Strip" and step.get("content") == " " and step.get("start", 0) > 0)
-        or (step["type"] == "Metaspace" and step.get("prepend_scheme") != "never")
-        for step in steps
-    )
-    whole = type(encoder.model).__name__ == "BPE" and len(bytes_too) == 256
-    return sentencepiece_pieces(texts, bytes_too, special), strip, whole
+def _surround(encoder: Encoder, path: Path) -> tuple[list[int], list[int]]:
+    """What the post-processor puts before and after a text.
 
-
-def _surround(encoder: Encoder, path: Path, bos: int | None, eos: int | None) -> tuple[list[int], list[int]]:
-    """What the tokenizer puts before and after a text: as ``tokenizer_config.json`` says, else the post-processor."""
-    config = read_object(path.parent / "tokenizer_config.json")
-    says = {name: config[name] for name in ("add_bos_token", "add_eos_token") if isinstance(config.get(name), bool)}
-    if says:
-        return (
-            [bos] if says.get("add_bos_token") and bos is not None else [],
-            [eos] if says.get("add_eos_token") and eos is not None else [],
-        )
+    ``add_bos_token`` and ``add_eos_token`` of ``tokenizer_config.json`` change nothing, as in transformers 5: they are
+    for the vocabulary files that a tokenizer.json was made from.
+    """
     with library_errors(f"{path} cannot encode a letter"):
         bare: list[int] = encoder.encode("a", add_special_tokens=False).ids
         full: list[int] = encoder.encode("a", add_special_tokens=True).ids

@@ -51,7 +51,7 @@ def open_text(path: str | Path) -> TextModel:
     from poot_models.checkpoint import open_checkpoint
 
     try:
-        with open_checkpoint(Path(path)) as checkpoint:
+        with open_checkpoint(path) as checkpoint:
             return load_text(checkpoint)
     except ModelError as error:
         if str(path) in str(error):

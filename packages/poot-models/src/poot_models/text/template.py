@@ -17,7 +17,7 @@ __all__ = ["ChatTemplate"]
 
 Message = Mapping[str, Any]
 
-_MAX_SOURCE = 1 << 20
+_MAX_SOURCE = 1 << 18
 _MAX_OUTPUT = 8 << 20
 _SECONDS = 5.0
 _MAX_REASON = 2000
@@ -53,7 +53,7 @@ class ChatTemplate:
         max_seconds: float = _SECONDS,
         max_characters: int = _MAX_OUTPUT,
     ) -> None:
-        """Raises ``TemplateError`` if a template does not compile."""
+        """Raises ``TemplateError`` if a template does not compile, or is so large that it would take seconds to."""
         self.source = source
         self._tokens = dict(special_tokens or {})
         self._tokens |= {
@@ -144,6 +144,8 @@ def _compiled(source: str, now: Callable[[], datetime]) -> Compiled:
         raise TemplateError(f"the chat template has {len(source)} characters; the most is {_MAX_SOURCE}")
     try:
         return compile_template(source, now)
+    except TemplateError:
+        raise
     except Exception as error:
         line = getattr(error, "lineno", None)
         where = f" (line {line})" if line else ""

@@ -15,4 +15,4 @@ def _lower(wire: ChatRequest, service: Service) -> Lowered:
     return lower_chat(wire, text=service.text, info=service.engine.info)
 
 
-CHAT_API = Api(kind=ChatRequest, unbuilt=CHAT, id_prefix="chatcmpl-", lower=_lower, answer=ChatAnswer)
+CHAT_API = Api(kind=ChatRequest, unbuilt=CHAT, id_prefix="chatcmpl-", lower=_lower, answer=ChatAnswer, renders=True)

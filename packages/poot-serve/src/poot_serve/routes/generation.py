@@ -40,13 +40,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Api(Generic[T]):
-    """What tells one generation API from another."""
+    """What tells one generation API from another. `renders`: its prompts come from the chat template."""
 
     kind: type[T]
     unbuilt: Unbuilt
     id_prefix: str
     lower: Callable[[T, Service], Lowered]
     answer: type[ChatAnswer] | type[CompletionAnswer]
+    renders: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class GenerationRoute(Generic[T]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
         async with self._service.admitted(scope, receive) as body:
-            lowered = await self._service.lower(len(body), lambda: self._lowered(body))
+            lowered = await self._service.lower(len(body), lambda: self._lowered(body), renders=self._api.renders)
             call = await self._submitted(lowered, began)
             if lowered.stream:
                 await _stream(call, receive, send)

@@ -24,15 +24,17 @@ class TokenRoutes:
         self._detokenize_shape = shape_of(DetokenizeRequest)
 
     async def tokenize(self, request: Request) -> Response:
-        return await self._answer(request, self._tokenized)
+        return await self._answer(request, self._tokenized, renders=True)  # it may have messages
 
     async def detokenize(self, request: Request) -> Response:
         return await self._answer(request, self._detokenized)
 
-    async def _answer(self, request: Request, work: Callable[[bytes], msgspec.Struct]) -> Response:
+    async def _answer(
+        self, request: Request, work: Callable[[bytes], msgspec.Struct], *, renders: bool = False
+    ) -> Response:
         service = self._service
         async with service.admitted(request.scope, request.receive) as body:
-            return json_response(await service.lower(len(body), lambda: work(body)))
+            return json_response(await service.lower(len(body), lambda: work(body), renders=renders))
 
     def _check_fields(self, body: bytes, shape: Shape) -> None:
         if self._service.settings.strict_fields:
