@@ -22,7 +22,7 @@ from poot_batch.request import EngineConfig, GenerateRequest, Output, SamplingPa
 
 T = TypeVar("T")
 SECONDS = 60.0
-MAX_SEQ = 128
+MAX_SEQ = 512  # so much more than the credit of a stream that one which is read once has not ended
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
