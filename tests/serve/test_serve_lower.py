@@ -130,6 +130,11 @@ def test_what_many_choices_multiply_is_bounded(text):
     assert lower_completion(alone, tokenizer=text.tokenizer, info=info).requests[0].max_tokens == 1_000_000
 
 
+def test_top_k_below_its_range_is_named_with_all_of_it(lower):
+    with pytest.raises(FieldError, match="top_k must be -1 or between 0 and 2147483647, not -2"):
+        lower("completion", {"prompt": "a", "top_k": -2})
+
+
 def test_neutral_top_k_and_defaults(lower):
     sampling = lower("completion", {"prompt": "a", "top_k": -1, "temperature": None, "stop": None}).requests[0].sampling
     assert (sampling.top_k, sampling.temperature, sampling.top_p, sampling.logprobs) == (0, 1.0, 1.0, None)

@@ -240,6 +240,7 @@ def test_http_defaults(model):
         (["--cors-origin", "a.example"], "is no origin"), (["--cors-origin", "https://a.example/"], "is no origin"),
         (["--cors-origin", "https://A.example"], "is no origin"), (["--cors-origin", "null"], "is no origin"),
         (["--cors-origin", "https://*.a.example"], "is no origin"), (["--cors-origin", ""], "empty part"),
+        (["--cors-origin", "https://a:65536"], "is no origin"), (["--cors-origin", "https://a:0"], "is no origin"),
         (["--log-format", "xml"], "text, json"), (["--api-key-file", "/none"], "cannot read"),
     ],
     ids=repr,

@@ -6,7 +6,7 @@ from poot_serve.errors import SettingsError
 from poot_serve.flags import Fields, Flag, integer, items, read_file
 from poot_serve.limits.host import parse_host
 from poot_serve.limits.keys import KEY, MAX_KEY_BYTES, MAX_KEYS, ApiKeys
-from poot_serve.limits.origins import ANY, MAX_ORIGINS, ORIGIN
+from poot_serve.limits.origins import ANY, MAX_ORIGINS, is_origin
 
 DAY_SECONDS = 86_400
 MAX_KEY_FILE_BYTES = 1 << 20
@@ -61,7 +61,7 @@ def _origins(text: str) -> Fields:
     flag = "--cors-origin"
     origins = items(flag, text, MAX_ORIGINS)
     for origin in origins:
-        if origin != ANY and ORIGIN.fullmatch(origin) is None:
+        if origin != ANY and not is_origin(origin):
             raise SettingsError(
                 f"{flag}: {origin!r} is no origin, which is SCHEME://HOST or SCHEME://HOST:PORT in lower case, "
                 f"without a path or a slash at its end; {ANY} lets in every origin"

@@ -15,7 +15,7 @@ RawHeaders = Iterable[tuple[bytes, bytes]]
 ANY = "*"
 MAX_ORIGINS = 64
 # A serialised origin: no path, no trailing slash, and a port only if it is not the scheme's own.
-ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::[0-9]{1,5})?")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::(?P<port>[0-9]{1,5}))?")
 _PREFLIGHT = [
     # The wildcard does not cover Authorization. Browser builds of the official client send headers of their own.
     (b"access-control-allow-headers", b"authorization, *"),
@@ -23,6 +23,11 @@ _PREFLIGHT = [
 ]
 _EXPOSED = (b"access-control-expose-headers", b"x-request-id, retry-after, www-authenticate")
 _VARY = (b"vary", b"origin")
+
+
+def is_origin(text: str) -> bool:
+    match = _ORIGIN.fullmatch(text)
+    return match is not None and (match["port"] is None or 1 <= int(match["port"]) <= 65_535)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ _EXACT_BITS = 53
 def sampling_params(fields: GenerationFields, logprobs: int | None) -> SamplingParams:
     """Raises FieldError for what only the wire's form can get wrong; ranges are the engine's to check."""
     top_k = fields.top_k or 0
+    if top_k < -1:
+        raise FieldError(f"top_k must be -1 or between 0 and {2**31 - 1}, not {top_k}", param="top_k")
     return SamplingParams(
         temperature=_or(fields.temperature, 1.0),
         top_p=_or(fields.top_p, 1.0),

@@ -35,7 +35,7 @@ _GENERATION: Fields = {
     "min_tokens": _range(0, default=0),
     "temperature": _range(0, 2, default=1, description="0 takes the most likely token."),
     "top_p": _range(None, 1, exclusiveMinimum=0, default=1),
-    "top_k": _range(-1, description="0 and -1 are off.", default=0),
+    "top_k": _range(-1, 2**31 - 1, description="0 and -1 are off.", default=0),
     "min_p": _range(0, 1, default=0),
     "presence_penalty": _range(-2, 2, default=0),
     "frequency_penalty": _range(-2, 2, default=0),

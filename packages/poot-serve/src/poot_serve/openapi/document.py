@@ -24,7 +24,7 @@ _ERRORS = {
     429: "There are more requests than this server takes; Retry-After says when to try again.",
     431: "The headers are larger than this server takes.",
     500: "The server failed on this request.",
-    503: "The server takes no work now; Retry-After says when to try again.",
+    503: "The server takes no work now; Retry-After, where it is there, says when to try again.",
 }
 _RETRY = (429, 503)
 _EVENT = (
