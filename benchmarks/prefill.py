@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 import torch
 from ceilings import Chain, chain_matrices
+from decode import CURVE, off_curve
 from kernel_times import attribute, spans, table
 from shapes import BACKENDS, SHAPES, RandomCuda, engine, open_random
 
@@ -30,7 +31,6 @@ from poot_batch.request import GenerateRequest, SamplingParams
 REACH = {"8b": {2048: 49.0, 8192: 214.0}}
 PROMPTS = {"8b": "256,300,512,1024,1100,2048,4096,5000,8192", "135m": "256,2048,8192", "tiny": "20,40"}
 ANCHORS = (256, 512, 1024, 2048, 4096, 8192)
-CURVE = 1.05
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -70,15 +70,6 @@ def products_ms(device: RandomCuda, parts: list[int]) -> float:
     return sum(times[part] for part in parts)
 
 
-def on_curve(taken: dict[int, float], length: int) -> float | None:
-    """The time of `length` over the line between the anchors around it; None where it is one, or lies outside."""
-    below, above = [n for n in taken if n in ANCHORS and n < length], [n for n in taken if n in ANCHORS and n > length]
-    if length in ANCHORS or not below or not above:
-        return None
-    low, high = max(below), min(above)
-    return taken[length] / (taken[low] + (taken[high] - taken[low]) * (length - low) / (high - low))
-
-
 def lines(arguments: argparse.Namespace, lengths: list[int]) -> Iterator[bool]:
     device = open_random(arguments.backend)
     running = engine(arguments.shape, device, arguments.rows, max(lengths) + 64)
@@ -100,7 +91,7 @@ def lines(arguments: argparse.Namespace, lengths: list[int]) -> Iterator[bool]:
         if arguments.profile:
             print(table(attribute(spans(lambda length=length: prompts.first_token(length)))))
     for length in lengths:
-        off = on_curve(taken, length)
+        off = off_curve(taken, length, [n for n in taken if n in ANCHORS])
         if off is not None:
             passed = off <= CURVE
             print(f"{length:6} tokens: {off:.3f} of the line between its neighbours {'PASS' if passed else 'FAIL'}")

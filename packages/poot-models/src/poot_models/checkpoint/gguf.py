@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, Literal, Self
+from types import MappingProxyType
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from poot_executor.encodings import Encoding, WeightSource, nbytes
 from poot_executor.errors import EncodingError
 from poot_models.checkpoint.gguf_values import Cursor
 from poot_models.checkpoint.mapped import map_file, shown
+from poot_models.checkpoint.opened import OpenedCheckpoint
 from poot_models.encodings.ggml_types import encoding_of_type, readable_names, type_name
 from poot_models.errors import UnsupportedEncodingError
 
@@ -45,7 +46,7 @@ class Split:
     tensors: int
 
 
-class GgufFile:
+class GgufFile(OpenedCheckpoint):
     """One GGUF file; of a split model one part, which `open_gguf` joins with the others.
 
     metadata: key -> int, float, bool, str, read-only numpy array, or StringArray, in file order.
@@ -67,21 +68,8 @@ class GgufFile:
         metadata = _read_metadata(cursor, pair_count)
         self.split = _read_split(cursor, metadata)
         infos = [_read_tensor_info(cursor) for _ in range(tensor_count)]
-        self.metadata: Mapping[str, Any] = MappingProxyType(metadata)
-        self.tensors: Mapping[str, WeightSource] = MappingProxyType(_place_tensors(cursor, infos, metadata, data))
-
-    def close(self) -> None:
-        """Let go of the file. Weights and arrays already taken stay valid: the last of them unmaps it."""
-        self.metadata = MappingProxyType({})
-        self.tensors = MappingProxyType({})
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self.metadata = MappingProxyType(metadata)
+        self.tensors = MappingProxyType(_place_tensors(cursor, infos, metadata, data))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,15 @@ first part has the metadata of the model, the others little but which part they 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, Literal, Self
+from types import MappingProxyType
+from typing import Literal
 
 from poot_executor.encodings import WeightSource
 from poot_models.checkpoint.gguf import GgufFile, Split
 from poot_models.checkpoint.mapped import is_present, shown
+from poot_models.checkpoint.opened import OpenedCheckpoint
 from poot_models.errors import CheckpointFormatError, CheckpointMissingError
 
 PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
@@ -22,7 +23,7 @@ PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5}
 _PLAIN = (str, int, float)
 
 
-class GgufParts:
+class GgufParts(OpenedCheckpoint):
     """All parts of a split model.
 
     path: the part that was asked for. metadata: the first part's. tensors: those of all parts, in their order.
@@ -33,21 +34,8 @@ class GgufParts:
     def __init__(self, path: Path, parts: Sequence[GgufFile]) -> None:
         """`parts` in order. CheckpointFormatError: they do not belong together."""
         self.path = path
-        self.metadata: Mapping[str, Any] = parts[0].metadata
-        self.tensors: Mapping[str, WeightSource] = MappingProxyType(_joined(parts))
-
-    def close(self) -> None:
-        """Let go of the files. Weights and arrays already taken stay valid: the last of a file unmaps it."""
-        self.metadata = MappingProxyType({})
-        self.tensors = MappingProxyType({})
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self.metadata = parts[0].metadata
+        self.tensors = MappingProxyType(_joined(parts))
 
 
 def part_name(stem: str, number: int, count: int) -> str:

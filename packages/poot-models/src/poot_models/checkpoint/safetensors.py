@@ -6,11 +6,11 @@ mapped; opening reads headers only. Nothing is ever unpickled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from math import prod
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, Literal, Self
+from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from poot_executor.encodings import Dense, WeightSource
 from poot_executor.errors import EncodingError
 from poot_models.checkpoint.json_text import parse_object
 from poot_models.checkpoint.mapped import is_present, map_file, read_file, shown
+from poot_models.checkpoint.opened import OpenedCheckpoint
 from poot_models.errors import CheckpointFormatError, CheckpointMissingError, UnsupportedEncodingError
 
 CONFIG_NAME = "config.json"
@@ -36,7 +37,7 @@ _LENGTH_BYTES = 8
 _FIELDS = frozenset(("dtype", "shape", "data_offsets"))
 
 
-class SafetensorsDirectory:
+class SafetensorsDirectory(OpenedCheckpoint):
     """One directory with a model in it; a single file goes before an index, as in transformers.
 
     metadata: config.json as it is.
@@ -61,21 +62,8 @@ class SafetensorsDirectory:
             raise CheckpointMissingError(f"{path} has weights but no {CONFIG_NAME}, which names the architecture")
         raw = read_file(path / CONFIG_NAME, MAX_CONFIG_BYTES)
         config = parse_object(raw, CONFIG_NAME, non_finite=True)  # transformers writes Infinity in time_step_limit
-        self.metadata: Mapping[str, Any] = MappingProxyType(config)
-        self.tensors: Mapping[str, WeightSource] = MappingProxyType(tensors)
-
-    def close(self) -> None:
-        """Let go of the files. Weights already taken stay valid: the last of a file unmaps it."""
-        self.metadata = MappingProxyType({})
-        self.tensors = MappingProxyType({})
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self.metadata = MappingProxyType(config)
+        self.tensors = MappingProxyType(tensors)
 
 
 def read_safetensors(path: Path) -> dict[str, WeightSource]:
