@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
+from threading import Barrier
 from typing import TypeVar
 
 from starlette.types import Receive, Scope
@@ -45,6 +46,15 @@ TRIM_SECONDS = 1.0
 MOST_RECOVERY_SECONDS = 60
 
 
+def started_pool(threads: int, name: str) -> ThreadPoolExecutor:
+    """A pool whose threads all run, so that none is started under load and their number stays."""
+    pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+    barrier = Barrier(threads)
+    for _ in range(threads):
+        pool.submit(barrier.wait)
+    return pool
+
+
 class Service:
     """Owner of the server's state. One per process; every method but those of the pool runs on the event loop."""
 
@@ -60,8 +70,8 @@ class Service:
         self._ids = random.Random(secrets.randbits(256))
         self._give_back = find_trim()
         self._trimming: asyncio.TimerHandle | None = None
-        self._pool = ThreadPoolExecutor(LOWERING_THREADS, thread_name_prefix="lower")
-        self._rendering = ThreadPoolExecutor(LOWERING_THREADS, thread_name_prefix="render")
+        self._pool = started_pool(LOWERING_THREADS, "lower")
+        self._rendering = started_pool(LOWERING_THREADS, "render")
         self._rate = RateLimit(settings.rate_limit_rpm)
         self._active = self._receiving = 0
         # Of the bodies that are being read, to end that.
