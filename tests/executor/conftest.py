@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from poot_executor.devices import Live
-from poot_executor.encodings import Dense, WeightSource
+from poot_executor.encodings import Dense, Encoding, Ggml, WeightSource
 from poot_executor.ir import DType, Graph, GraphBuilder, Value, verify
 from poot_executor.ops import (
     Add,
@@ -33,6 +33,7 @@ from poot_executor.ops import (
     UnpackStep,
 )
 from poot_executor.ops.base import dense_weight
+from poot_executor.ops.linear import weight_noise
 from poot_executor.programs import RowTableShape
 from poot_executor.testing import interpret
 
@@ -53,6 +54,7 @@ class Decoder:
     block: int = 4
     window: int | None = None
     fused: bool = False
+    packed: str | None = None  # a ggml encoding, of all matrices
 
     @property
     def blocks(self) -> int:
@@ -82,12 +84,18 @@ class Decoder:
         return found
 
     def weights(self, seed: int = 7) -> dict[str, WeightSource]:
-        generator = np.random.default_rng(seed)
+        generator, noise = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
         made = {}
         for name, shape in self.shapes.items():
+            if isinstance(encoding := self.encoding(shape), Ggml):
+                made[name] = weight_noise(noise, name, *shape, encoding)
+                continue
             values = generator.standard_normal(shape, dtype=np.float32) * shape[-1] ** -0.5
             made[name] = WeightSource(name, shape, Dense("F32"), values.reshape(-1).view(np.uint8))
         return made
+
+    def encoding(self, shape: tuple[int, ...]) -> Encoding:
+        return Ggml(self.packed) if self.packed and len(shape) == 2 else Dense("F32")
 
     def step(self, tokens: int) -> Graph:
         """`step`: input `block`; leaves each run's last hidden vector in rows.hidden."""
@@ -140,7 +148,7 @@ class Decoder:
         return graph
 
     def _weight(self, builder: GraphBuilder, name: str) -> Value:
-        return builder.weight(name, self.shapes[name], Dense("F32"))
+        return builder.weight(name, self.shapes[name], self.encoding(self.shapes[name]))
 
     def _products(self, builder: GraphBuilder, x: Value, *names: str) -> tuple[Value, ...]:
         weights = [self._weight(builder, name) for name in names]

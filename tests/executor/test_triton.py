@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from poot_executor.ops import GatedLinear, Linear, PagedAttention
 from poot_executor.testing import cases
+
+PACKED = re.compile(r"Linear.* Q\d_")
 
 pytest.importorskip("triton", reason="torch brings triton on Linux only")
 
@@ -33,15 +36,17 @@ def test_interpreted_kernels_agree_with_the_references() -> None:
     ran = [line.split(" | ")[1] for line in lines]
     assert ran.count("the device's kernels") == len(cases())
     assert ran.count("kernels that run anywhere") == sum(
-        case.op in {Linear, GatedLinear, PagedAttention} for case in cases()
+        case.op in {Linear, GatedLinear, PagedAttention} and not PACKED.search(case.id) for case in cases()
     )
+    assert ran.count("activations in half precision") == sum(bool(PACKED.search(case.id)) for case in cases())
 
 
 @pytest.mark.parametrize(
-    "script", ["triton_sampling.py", "triton_decoder.py", "triton_products.py", "triton_attention.py"]
+    "script",
+    ["triton_sampling.py", "triton_decoder.py", "triton_products.py", "triton_quantised.py", "triton_attention.py"],
 )
 def test_interpreted_checks(script: str) -> None:
-    """Sampling on rows of several chunks, steps of a decoder, products of a few rows, attention in parts."""
+    """Sampling on rows of several chunks, steps of a decoder, products of few rows and of packed weights, attention."""
     lines = interpreted(script)
     assert lines and [line for line in lines if not line.startswith("PASS")] == []
 

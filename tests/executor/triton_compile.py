@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -20,13 +21,15 @@ from triton.runtime.driver import driver
 
 from poot_executor.backends.triton.device import TritonDevice
 from poot_executor.backends.triton.kernels import FEW_ROWS_KERNELS, TRITON_KERNELS
-from poot_executor.backends.triton.kernels.products import Product, tiling
+from poot_executor.backends.triton.kernels.products import Around, Product, tiling
 from poot_executor.devices import Live
+from poot_executor.encodings import Ggml, WeightSource, nbytes
 from poot_executor.ir import DType, GraphBuilder
 from poot_executor.ir.graph import Op
 from poot_executor.ops import (
     AddRmsNorm,
     AttentionPlan,
+    Embed,
     GatedLinear,
     Gelu,
     LayerNorm,
@@ -43,6 +46,7 @@ KIB = 1024
 KEY = EntryKey("g", 1)
 # What a program may have: of the target's devices, those with the least.
 SHARED = {90: 227 * KIB, 120: 99 * KIB, 80: 99 * KIB, "gfx942": 64 * KIB, "gfx1100": 64 * KIB}
+ENCODINGS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 TARGETS = {
     arch: GPUTarget("cuda", arch, 32) if isinstance(arch, int) else GPUTarget("hip", arch, 64 if "942" in arch else 32)
     for arch in SHARED
@@ -74,6 +78,7 @@ class Compiling(TritonDevice):
         super().__init__("cpu", str(arch), DType.BF16)
         self.shared, self.processors, self.programs = SHARED[arch], 132, 264
         self.pdl, self.ahead = isinstance(arch, int) and arch >= 90, isinstance(arch, int)
+        self.dp4a = isinstance(arch, int)
         self.kernels = TRITON_KERNELS.preferring(FEW_ROWS_KERNELS) if self.pdl else TRITON_KERNELS
 
 
@@ -87,13 +92,14 @@ def compiled(arch: int | str) -> Iterator[list[Any]]:
 
     before, triton.JITFunction.__getitem__ = triton.JITFunction.__getitem__, launcher
     # Products of torch with float32 results are there for CUDA alone.
-    bmm, torch.bmm = torch.bmm, lambda *args, **named: None
+    library = torch.bmm, torch.mm
+    torch.bmm = torch.mm = lambda *args, **named: None
     driver.set_active(Named(TARGETS[arch]))
     try:
         yield found
     finally:
         triton.JITFunction.__getitem__ = before
-        torch.bmm = bmm
+        torch.bmm, torch.mm = library
 
 
 def problem(arch: int | str, kernels: list[Any]) -> str | None:
@@ -154,9 +160,28 @@ def product(arch: int | str, rows: int, n: int, k: int, kind: str) -> str | None
     if (how.split > 1) is not ("split" in kind):
         return f"it is in {how.split} parts"
     with compiled(arch) as kernels:
-        Product(x, weight, out, torch.empty(64), **given).bind(how, device)()
+        Product(x, weight, Around(out, **given), torch.empty(64)).bind(how, device)()
         if "cp.async.bulk.tensor" not in kernels[0].asm["ptx"]:
             return "the copy engine is not used"
+        return problem(arch, kernels)
+
+
+def packed(arch: int | str, rows: int, n: int, k: int, kind: str) -> str | None:
+    """Weights in an encoding: their product, plain or gated, or rows of a table."""
+    encoding, *more = kind.split()
+    builder, names = GraphBuilder("g"), ("w", "v") if "gated" in more else ("w",)
+    weights = [builder.weight(name, (n, k), Ggml(encoding)) for name in names]
+    if "rows" in more:
+        out = builder.apply(Embed(), builder.input("ids", (rows,), DType.I32, "tokens"), *weights)
+    else:
+        x = builder.input("x", (rows, k), DType.ACT, "tokens")
+        out = builder.apply(GatedLinear("silu") if "gated" in more else Linear(), x, *weights)
+    builder.output("out", out)
+    blocks = np.zeros(nbytes(Ggml(encoding), (n, k)), np.uint8)
+    sources = {name: WeightSource(name, (n, k), Ggml(encoding), blocks) for name in names}
+    with compiled(arch) as kernels:
+        device = Compiling(arch)
+        prepare(device, compile_graphs(device, {KEY: builder.finish()}), sources)[KEY].run(Live())
         return problem(arch, kernels)
 
 
@@ -191,6 +216,22 @@ CHECKS: dict[str, Callable[[], str | None]] = {
             (90, 32, 4096, 4096, "split residual"), (90, 8, 4096, 14336, "split residual"),
             (90, 32, 14336, 4096, "gated normed"), (90, 2, 1536, 576, "gated"), (90, 4, 1024, 4096, "split bias"),
             (120, 32, 14336, 4096, "gated normed"), (120, 16, 4096, 4096, "split residual"),
+        )
+    },
+    **{
+        f"packed {kind}, {rows}x{k} to {n} for {arch}":
+        lambda arch=arch, rows=rows, n=n, k=k, kind=kind: packed(arch, rows, n, k, kind)
+        for arch, rows, n, k, kind in (
+            *((90, 2, 1024, 4096, encoding) for encoding in ENCODINGS),
+            *((90, 32, 1024, 4096, encoding) for encoding in ("Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q6_K")),
+            *((90, 1, 64, 512, f"{encoding} rows") for encoding in ("Q4_1", "Q3_K")),
+            *((arch, rows, 1024, 2304, "Q4_K") for arch in SHARED for rows in (1, 16)),
+            *((arch, 256, 1024, 2304, "Q4_K") for arch in (90, 80, "gfx942")),
+            (90, 128, 1024, 4096, "Q8_0"), (90, 1, 256, 576, "Q4_1 gated"), (90, 64, 512, 4096, "Q5_K gated"),
+            (90, 128, 512, 2048, "Q6_K gated"), (90, 300, 512, 2048, "Q2_K"), (80, 64, 512, 4096, "Q6_K gated"),
+            ("gfx942", 1, 512, 4096, "Q6_K gated"), ("gfx942", 64, 512, 4096, "Q5_K gated"),
+            ("gfx942", 300, 512, 2048, "Q8_0"), ("gfx1100", 4, 512, 2048, "Q3_K"), ("gfx1100", 64, 512, 2048, "Q2_K"),
+            ("gfx1100", 9, 512, 2048, "Q6_K rows"),
         )
     },
 }  # fmt: skip

@@ -28,6 +28,8 @@ def verdict(model: Decoder, kernels: KernelTable | None) -> str:
     device.kernels = kernels or device.kernels
     compiled = compile_graphs(device, {STEP: model.step(8), OPEN: open_graph(model.table)})
     ops = [type(node.op) for node in compiled.entries[STEP].graph.nodes]
+    if model.packed and {form.layout for form in compiled.forms} != {"packed", "vector"}:
+        return "FAIL a matrix is held as it is not packed"
     if GatedActivation in ops:
         return "FAIL a gated product is in two parts"
     entries = prepare(device, compiled, model.weights())
@@ -48,6 +50,12 @@ def verdict(model: Decoder, kernels: KernelTable | None) -> str:
     return "PASS" if expected["rows.hidden"][:2].abs().sum() > 0 else "FAIL nothing was computed"
 
 
-for sizes in ({}, {"window": 3}, {"heads": 6, "kv_heads": 3}, {"fused": True}):
+for sizes in (
+    {},
+    {"window": 3},
+    {"heads": 6, "kv_heads": 3},
+    {"fused": True},
+    {"width": 64, "ff": 96, "packed": "Q5_0"},
+):
     for name, table in (("kernels that run anywhere", TRITON_KERNELS), ("the device's kernels", None)):
         print(f"{verdict(Decoder(**sizes), table)} | decoder {sizes}, {name}", flush=True)

@@ -14,7 +14,7 @@ from itertools import product
 import torch
 
 from poot_executor.backends.triton.device import TritonDevice
-from poot_executor.backends.triton.kernels.products import Product, Tiling, tiling, workspace_bytes
+from poot_executor.backends.triton.kernels.products import Around, Product, Tiling, tiling, workspace_bytes
 from poot_executor.ir.graph import Op
 from poot_executor.ir.types import DType
 from poot_executor.ops import GatedLinear, Linear, NormedGatedLinear, NormedLinear, ResidualLinear
@@ -52,18 +52,17 @@ def bound(op: Op, given: Tensors, how: Tiling) -> tuple[Tensors, Callable[[], ob
     parts = torch.full((workspace_bytes(len(x), N) // 4,), float("nan"))
     match op:
         case Linear():
-            made = Product(x, given[1], out, parts, *given[2:])
+            made = Product(x, given[1], Around(out, *given[2:]), parts)
         case GatedLinear(activation=gate):
-            made = Product(x, torch.cat(given[1:]), out, parts, gate=gate)
+            made = Product(x, torch.cat(given[1:]), Around(out, gate=gate), parts)
         case NormedLinear(eps=eps):
-            made = Product(x, given[2], out, parts, *given[3:], squares=given[1], eps=eps)
+            made = Product(x, given[2], Around(out, *given[3:], squares=given[1], eps=eps), parts)
         case NormedGatedLinear(activation=gate, eps=eps):
-            made = Product(x, torch.cat(given[2:]), out, parts, gate=gate, squares=given[1], eps=eps)
+            made = Product(x, torch.cat(given[2:]), Around(out, gate=gate, squares=given[1], eps=eps), parts)
         case ResidualLinear(offset=offset):
             scaled, sums = torch.full_like(out, 1e9), torch.full((len(x), -(-N // 64)), 1e9)
-            made = Product(
-                x, given[1], out, parts, residual=given[2], gain=given[3], offset=offset, scaled=scaled, sums=sums
-            )  # fmt: skip
+            around = Around(out, residual=given[2], gain=given[3], offset=offset, scaled=scaled, sums=sums)
+            made = Product(x, given[1], around, parts)
             return (out, scaled, sums), made.bind(how, DEVICE)
     return (out,), made.bind(how, DEVICE)
 

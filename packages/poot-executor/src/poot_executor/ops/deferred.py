@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from poot_executor.encodings.types import WeightSource
+from poot_executor.encodings.types import Encoding, Ggml, WeightSource
 from poot_executor.ir.graph import Op
 from poot_executor.ir.types import DType, Role, TensorType
 from poot_executor.ops.base import Example, Tolerance, dense_weight, floats, require
-from poot_executor.ops.linear import GatedLinear, Linear
+from poot_executor.ops.linear import GatedLinear, Linear, weight_noise
 from poot_executor.ops.pointwise import Activation
 from poot_executor.ops.residual import residual_case
 
@@ -74,6 +74,9 @@ class ResidualLinear(Op):
             residual_case(cls(), 2, 48, 128),
             residual_case(cls(1.0), 5, 1056, 72),
             residual_case(cls(), 29, 512, 200),
+            residual_case(cls(), 1, 512, 200, Ggml("Q4_K")),
+            residual_case(cls(1.0), 4, 1056, 72, Ggml("Q8_0")),
+            residual_case(cls(), 40, 512, 72, Ggml("Q6_K")),
         )
 
 
@@ -102,7 +105,12 @@ class NormedLinear(Op):
 
     @classmethod
     def examples(cls) -> tuple[Example, ...]:
-        return _normed_case(cls(1e-5), 3, 64, (24,)), _normed_case(cls(1e-6, 3, True), 31, 200, (32, 8, 8))
+        return (
+            _normed_case(cls(1e-5), 3, 64, (24,)),
+            _normed_case(cls(1e-6, 3, True), 31, 200, (32, 8, 8)),
+            _normed_case(cls(1e-5, 3), 2, 512, (32, 8, 8), Ggml("Q4_K"), Ggml("Q4_K"), Ggml("Q6_K")),
+            _normed_case(cls(1e-6, 2, True), 17, 256, (24, 16), Ggml("Q5_1")),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +133,26 @@ class NormedGatedLinear(Op):
 
     @classmethod
     def examples(cls) -> tuple[Example, ...]:
-        return _normed_case(cls("silu", 1e-5), 2, 64, (40, 40)), _normed_case(cls("gelu_tanh", 1e-6), 31, 200, (72, 72))
+        return (
+            _normed_case(cls("silu", 1e-5), 2, 64, (40, 40)),
+            _normed_case(cls("gelu_tanh", 1e-6), 31, 200, (72, 72)),
+            _normed_case(cls("silu", 1e-5), 3, 512, (33, 33), Ggml("Q4_K")),
+            _normed_case(cls("silu", 1e-5), 20, 256, (40, 40), Ggml("Q2_K")),
+            _normed_case(cls("gelu_tanh", 1e-6), 5, 256, (24, 24), Ggml("Q5_K"), Ggml("Q3_K")),
+        )
 
 
-def _normed_case(op: NormedLinear | NormedGatedLinear, rows: int, width: int, outs: tuple[int, ...]) -> Example:
-    """x with its squares, and weights (and biases) of these heights."""
+def _normed_case(
+    op: NormedLinear | NormedGatedLinear, rows: int, width: int, outs: tuple[int, ...], *encodings: Encoding
+) -> Example:
+    """x with its squares, and weights (and biases) of these heights; one encoding is that of all."""
     bias = isinstance(op, NormedLinear) and op.bias
 
     def make(generator: torch.Generator) -> tuple[torch.Tensor | WeightSource, ...]:
         x = 3 * floats(generator, rows, width)
-        weights = [dense_weight(f"w{i}", floats(generator, n, width, scale=width**-0.5)) for i, n in enumerate(outs)]
+        of = encodings if len(encodings) == len(outs) else (encodings or (None,)) * len(outs)
+        made = zip(outs, of, strict=True)
+        weights = [weight_noise(generator, f"w{i}", n, width, encoding) for i, (n, encoding) in enumerate(made)]
         biases = [dense_weight(f"b{i}", floats(generator, n)) for i, n in enumerate(outs)] if bias else []
         return (x, sum_squares(x), *weights, *biases)
 
@@ -143,4 +161,5 @@ def _normed_case(op: NormedLinear | NormedGatedLinear, rows: int, width: int, ou
     if bias:
         types += [TensorType((n,), DType.F32) for n in outs]
     roles = (Role.INPUT, Role.INPUT, *(Role.WEIGHT for _ in types[2:]))
-    return Example(f"{op} {rows}x{width}", op, tuple(types), roles, make, {"tokens": max(1, rows - 1)})
+    name = f"{op} {rows}x{width} {', '.join(map(str, encodings))}".rstrip()
+    return Example(name, op, tuple(types), roles, make, {"tokens": max(1, rows - 1)})

@@ -126,7 +126,7 @@ class Embed(Op):
 
             def make(generator: torch.Generator) -> tuple[torch.Tensor | WeightSource, ...]:
                 ids = torch.randint(0, 12, (6,), generator=generator, dtype=torch.int32)
-                return ids, _weight(generator, "table", 12, width, encoding)
+                return ids, weight_noise(generator, "table", 12, width, encoding)
 
             return Example(
                 f"{op} {encoding}",
@@ -149,7 +149,7 @@ def _linear_case(
     def make(generator: torch.Generator) -> tuple[torch.Tensor | WeightSource, ...]:
         of = encodings if len(encodings) == len(outs) else (encodings or (None,)) * len(outs)
         made = zip(outs, of, strict=True)
-        weights = [_weight(generator, f"w{i}", out, width, encoding) for i, (out, encoding) in enumerate(made)]
+        weights = [weight_noise(generator, f"w{i}", out, width, encoding) for i, (out, encoding) in enumerate(made)]
         biases = [dense_weight(f"b{i}", floats(generator, out)) for i, out in enumerate(outs)] if bias else []
         return (floats(generator, rows, width), *weights, *biases)
 
@@ -161,7 +161,9 @@ def _linear_case(
     return Example(name, op, tuple(types), roles, make, {"tokens": max(1, rows - 1)})
 
 
-def _weight(generator: torch.Generator, name: str, out: int, width: int, encoding: Encoding | None) -> WeightSource:
+def weight_noise(
+    generator: torch.Generator, name: str, out: int, width: int, encoding: Encoding | None
+) -> WeightSource:
     """Noise in an encoding, about as large as a model's: random blocks with such scales that rows have length one."""
     import torch
 

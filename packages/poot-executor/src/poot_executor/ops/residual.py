@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from poot_executor.encodings.types import WeightSource
+from poot_executor.encodings.types import Encoding, WeightSource
 from poot_executor.ir.graph import Op
 from poot_executor.ir.types import DType, Role, TensorType
 from poot_executor.ops.base import Example, Tolerance, dense_weight, floats, require
+from poot_executor.ops.linear import weight_noise
 from poot_executor.ops.norm import rms_norm
 
 if TYPE_CHECKING:
@@ -49,15 +50,17 @@ class LinearAddRmsNorm(Op):
         )
 
 
-def residual_case(op: Op, rows: int, width: int, out: int) -> Example:
+def residual_case(op: Op, rows: int, width: int, out: int, encoding: Encoding | None = None) -> Example:
     """x (rows, width), a weight to `out` columns, a residual and a norm's weight; all rows but one live."""
 
     def make(generator: torch.Generator) -> tuple[torch.Tensor | WeightSource, ...]:
-        weight = dense_weight("w", floats(generator, out, width, scale=width**-0.5))
+        weight = weight_noise(generator, "w", out, width, encoding)
         norm = dense_weight("norm", floats(generator, out))
         return floats(generator, rows, width), weight, floats(generator, rows, out), norm
 
     x, total = (TensorType((rows, size), DType.ACT, "tokens") for size in (width, out))
     types = (x, TensorType((out, width), DType.F32), total, TensorType((out,), DType.F32))
     roles = (Role.INPUT, Role.WEIGHT, Role.INPUT, Role.WEIGHT)
-    return Example(f"{op} {rows}x{width} to {out}", op, types, roles, make, {"tokens": max(1, rows - 1)})
+    return Example(
+        f"{op} {rows}x{width} to {out} {encoding or ''}".rstrip(), op, types, roles, make, {"tokens": max(1, rows - 1)}
+    )

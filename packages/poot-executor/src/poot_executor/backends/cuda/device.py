@@ -13,6 +13,7 @@ class CudaDevice(GraphDevice):
     """See `poot_executor.devices.protocol.Device`."""
 
     backend = "ptx"
+    dp4a = True
 
     def __init__(self) -> None:
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())

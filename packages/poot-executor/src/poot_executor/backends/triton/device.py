@@ -51,6 +51,7 @@ class TritonDevice:
     processors = 16
     shared = 227 * 1024  # bytes of shared memory that a program may have
     ahead = True  # whether loops may have their next loads under way
+    dp4a = False  # whether there is an integer dot product of four bytes, by NVIDIA's name
     pdl = False  # whether kernels wait for the one before themselves (programmatic dependent launch)
 
     def __init__(self, torch_device: str, name: str, activation: DType) -> None:
@@ -117,7 +118,7 @@ class TritonDevice:
     def close(self) -> None:
         """Memory goes with the last reference to the entries."""
 
-    def _fill(self, held: torch.Tensor, sources: Sequence[WeightSource]) -> None:
+    def _fill(self, held: Any, sources: Sequence[WeightSource]) -> None:
         """Begin to copy weights; it is done when `synchronize` returns."""
         fill(held, sources)
 

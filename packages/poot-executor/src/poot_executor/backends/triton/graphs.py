@@ -158,7 +158,7 @@ class GraphDevice(TritonDevice):
         with contextlib.suppress(RuntimeError):
             torch.cuda.synchronize()
 
-    def _fill(self, held: torch.Tensor, sources: Sequence[WeightSource]) -> None:
+    def _fill(self, held: Any, sources: Sequence[WeightSource]) -> None:
         self._uploads.put(pieces(held, sources))
 
 

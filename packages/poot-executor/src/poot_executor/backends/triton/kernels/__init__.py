@@ -6,6 +6,7 @@ import poot_executor.backends.triton.kernels.gated
 import poot_executor.backends.triton.kernels.linear
 import poot_executor.backends.triton.kernels.norm
 import poot_executor.backends.triton.kernels.one_row
+import poot_executor.backends.triton.kernels.packed_linear
 import poot_executor.backends.triton.kernels.pages
 import poot_executor.backends.triton.kernels.parts
 import poot_executor.backends.triton.kernels.plan

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from poot_executor.backends.triton.kernels.kernel import TritonKernel, dense_form, typed, view
+from poot_executor.backends.triton.kernels.kernel import PACKED, TritonKernel, dense_form, is_packed, typed, view
 from poot_executor.backends.triton.kernels.linear import LinearKernel
-from poot_executor.backends.triton.kernels.products import MOST_ROWS, Product, Tiling, tiling, workspace_bytes
+from poot_executor.backends.triton.kernels.products import MOST_ROWS, Around, Product, Tiling, tiling, workspace_bytes
 from poot_executor.ir.types import DType
 from poot_executor.kernels.kernel import KernelTable, Operands, Site, WeightForm
 from poot_executor.ops import GatedLinear, Linear, NormedGatedLinear, NormedLinear, ResidualLinear
@@ -29,6 +29,8 @@ class _FewRows(TritonKernel):
     least = 2  # one row has kernels of its own
 
     def accepts(self, site: Site) -> str | None:
+        if is_packed(site):
+            return PACKED
         x = site.inputs[0]
         if len(x.shape) != 2 or not self.least <= x.shape[0] <= MOST_ROWS:
             return f"not {self.least} to {MOST_ROWS} rows"
@@ -76,7 +78,7 @@ class FewRowsLinearKernel(_FewRows):
     def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
         x, out = view(operands.input(0)), view(operands.outputs[0])
         bias = operands.held[1] if len(operands.held) > 1 else None
-        own = Product(x, operands.held[0], out, self.parts(operands), bias).bind(self.how(site, device), device)
+        own = Product(x, operands.held[0], Around(out, bias), self.parts(operands)).bind(self.how(site, device), device)
         library = LinearKernel().call(site, operands, device)
         return (own, library)[device.fastest((site.op, x.shape, out.shape), (own, library))]
 
@@ -90,7 +92,7 @@ class FewRowsGatedLinearKernel(_FewRows):
         op = site.op
         assert isinstance(op, GatedLinear)
         x, out = view(operands.input(0)), view(operands.outputs[0])
-        product = Product(x, operands.held[0], out, self.parts(operands), gate=op.activation)
+        product = Product(x, operands.held[0], Around(out, gate=op.activation), self.parts(operands))
         return product.bind(self.how(site, device), device)
 
 
@@ -113,8 +115,8 @@ class NormedLinearKernel(_FewRows):
         assert isinstance(op, NormedLinear)
         x, squares, out = view(operands.input(0)), view(operands.input(1)), view(operands.outputs[0])
         bias = operands.held[1] if op.bias else None
-        parts = self.parts(operands)
-        product = Product(x, operands.held[0], out, parts, bias, squares=squares, eps=op.eps)
+        around = Around(out, bias, squares=squares, eps=op.eps)
+        product = Product(x, operands.held[0], around, self.parts(operands))
         return product.bind(self.how(site, device), device)
 
 
@@ -129,8 +131,8 @@ class NormedGatedLinearKernel(_FewRows):
         op = site.op
         assert isinstance(op, NormedGatedLinear)
         x, squares, out = view(operands.input(0)), view(operands.input(1)), view(operands.outputs[0])
-        parts = self.parts(operands)
-        product = Product(x, operands.held[0], out, parts, gate=op.activation, squares=squares, eps=op.eps)
+        around = Around(out, gate=op.activation, squares=squares, eps=op.eps)
+        product = Product(x, operands.held[0], around, self.parts(operands))
         return product.bind(self.how(site, device), device)
 
 
@@ -145,8 +147,6 @@ class ResidualLinearKernel(_FewRows):
         x, residual = view(operands.input(0)), view(operands.input(2))
         total, scaled, sums = (view(output) for output in operands.outputs)
         weight, gain = operands.held
-        product = Product(
-            x, weight, total, self.parts(operands), residual=residual, gain=gain, offset=op.offset, scaled=scaled,
-            sums=sums,
-        )  # fmt: skip
+        around = Around(total, residual=residual, gain=gain, offset=op.offset, scaled=scaled, sums=sums)
+        product = Product(x, weight, around, self.parts(operands))
         return product.bind(self.how(site, device), device)

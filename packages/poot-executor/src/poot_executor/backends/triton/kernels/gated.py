@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from poot_executor.backends.triton.kernels.kernel import (
+    PACKED,
     TRITON_KERNELS,
     TritonKernel,
     dense_form,
+    is_packed,
     live_index,
     typed,
     view,
@@ -28,6 +30,8 @@ class GatedLinearKernel(TritonKernel):
     name = "torch mm, then gate"
 
     def accepts(self, site: Site) -> str | None:
+        if is_packed(site):
+            return PACKED
         return None if len(site.inputs[0].shape) == 2 else "it has more than two dimensions"
 
     def forms(self, site: Site) -> tuple[WeightForm, ...]:

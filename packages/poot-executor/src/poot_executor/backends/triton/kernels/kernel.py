@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from poot_executor.backends.triton.memory import TorchAllocation
+from poot_executor.backends.triton.packed import layout_of
 from poot_executor.devices.protocol import Launch, Live
 from poot_executor.ir.types import DType, TensorType
 from poot_executor.kernels.kernel import KernelTable, Operand, Operands, Site, WeightForm
@@ -32,6 +33,9 @@ TORCH_TYPES = {
 # Places of the counts in `device.live`; the last one always holds a number that no capacity exceeds.
 LIVE_INDEX = {"tokens": 0, "runs": 1, "rows": 2, None: 3}
 UNBOUNDED = 2**30
+
+# Why a kernel for dense weights refuses a site.
+PACKED = "its weights are packed"
 
 
 @triton.jit
@@ -72,6 +76,13 @@ class TritonKernel:
     def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
         """What to enqueue, over the whole capacity. `device.live` is an int32 tensor of the live counts."""
         raise TypeError(f"{type(self).__name__} has nothing to enqueue")
+
+
+def is_packed(site: Site) -> bool:
+    """Whether all of its matrices can be held packed. Then they are, and no kernel may ask for them otherwise."""
+    given = zip(site.encodings, site.inputs, strict=True)
+    matrices = [encoding for encoding, type_ in given if encoding is not None and len(type_.shape) > 1]
+    return bool(matrices) and all(layout_of(encoding) is not None for encoding in matrices)
 
 
 def live_index(type_: TensorType) -> int:

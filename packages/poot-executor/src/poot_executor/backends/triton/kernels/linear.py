@@ -11,10 +11,12 @@ import triton
 import triton.language as tl
 
 from poot_executor.backends.triton.kernels.kernel import (
+    PACKED,
     TRITON_KERNELS,
     TritonKernel,
     begin_kernel,
     dense_form,
+    is_packed,
     live_index,
     view,
 )
@@ -27,6 +29,9 @@ class LinearKernel(TritonKernel):
     """The whole capacity is multiplied: rows past the live count hold numbers that nobody reads."""
 
     name = "torch mm"
+
+    def accepts(self, site: Site) -> str | None:
+        return PACKED if is_packed(site) else None
 
     def forms(self, site: Site) -> tuple[WeightForm, ...]:
         op = site.op
@@ -67,6 +72,9 @@ def _embed(ids, table, out, live, width, scale, LIVE: tl.constexpr, BLOCK: tl.co
 
 @TRITON_KERNELS.register(Embed)
 class EmbedKernel(TritonKernel):
+    def accepts(self, site: Site) -> str | None:
+        return PACKED if is_packed(site) else None
+
     def forms(self, site: Site) -> tuple[WeightForm, ...]:
         return (dense_form(site, (1,)),)
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from poot_executor.backends.triton.kernels.gated import GatedLinearKernel
-from poot_executor.backends.triton.kernels.kernel import TRITON_KERNELS, begin_kernel, view
+from poot_executor.backends.triton.kernels.kernel import PACKED, TRITON_KERNELS, begin_kernel, is_packed, view
 from poot_executor.backends.triton.kernels.linear import LinearKernel
 from poot_executor.backends.triton.kernels.pointwise import GATES, gated
 from poot_executor.kernels.kernel import Operands, Site
@@ -83,6 +83,8 @@ def _launch(
 
 
 def _refusal(site: Site) -> str | None:
+    if is_packed(site):
+        return PACKED
     return None if site.inputs[0].shape[0] == 1 else "more than one row"
 
 

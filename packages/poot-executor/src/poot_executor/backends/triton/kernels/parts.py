@@ -16,9 +16,11 @@ import triton.language as tl
 
 from poot_executor.backends.triton.kernels.few_rows import FEW_ROWS_KERNELS
 from poot_executor.backends.triton.kernels.kernel import (
+    PACKED,
     TritonKernel,
     begin_kernel,
     dense_form,
+    is_packed,
     live_index,
     typed,
     view,
@@ -65,6 +67,8 @@ class PartsKernel(TritonKernel):
     name = "torch bmm in parts, then norm"
 
     def accepts(self, site: Site) -> str | None:
+        if is_packed(site):
+            return PACKED
         (rows, width), size = site.inputs[0].shape, site.inputs[0].dtype.size
         if not MOST_ROWS < rows <= _MOST:
             return f"not {MOST_ROWS + 1} to {_MOST} rows"

@@ -12,7 +12,7 @@ activation, the residual's addition, and the next norm's weights and sums of squ
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ _MOST_PROCESSORS = 512
 
 
 @triton.jit
-def _all_parts(parts, where, inside, size, splits, BN: tl.constexpr, BM: tl.constexpr):
+def sum_parts(parts, where, inside, size, splits, BN: tl.constexpr, BM: tl.constexpr):
     """The sum of a tile's parts, in their order."""
     value = tl.zeros((BN, BM), tl.float32)
     for i in range(splits):
@@ -50,6 +50,41 @@ def _fetch_ahead(w, of_n, first, n, k, GATE: tl.constexpr):
     if GATE > 0:
         line += n.to(tl.int64) * k
         tl.inline_asm_elementwise(code, "=r,l", [(w + line).to(tl.int64)], tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def squares_of_rows(squares, of_m, rows, k, PIECES: tl.constexpr):
+    """The sums of squares (BM, PIECES) of rows whose norm was put off."""
+    piece = tl.arange(0, PIECES)
+    pieces = tl.cdiv(k, 64)
+    there = (of_m[:, None] < rows) & (piece[None, :] < pieces)
+    return tl.load(squares + of_m[:, None] * pieces + piece[None, :], mask=there, other=0.0)
+
+
+@triton.jit
+def finish_tile(
+    value, up, norm, kept, bias, gain, out, scaled, sums, of_n, of_m, rows, n, k, pitch, tile, eps, offset,
+    BN: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, NORMED: tl.constexpr, RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """What comes after the product of a tile (BN, BM), and its way out. `pitch` elements are between rows of `out`."""
+    inside = (of_m[None, :] < rows) & (of_n[:, None] < n)
+    where = of_m[None, :] * pitch + of_n[:, None]
+    if NORMED:
+        scale = (1.0 / tl.sqrt(tl.sum(norm, 1) / k + eps))[None, :]
+        value *= scale
+        up *= scale
+    if BIAS:
+        value += tl.load(bias + of_n, mask=of_n < n, other=0.0)[:, None]
+    if GATE > 0:
+        value = gated(value, up, GATE)
+    if RESIDUAL:
+        # The norm is that of the sum as it is kept.
+        value = (value + kept.to(tl.float32)).to(out.dtype.element_ty).to(tl.float32)
+        weight = tl.load(gain + of_n, mask=of_n < n, other=0.0) + offset
+        tl.store(scaled + where, value * weight[:, None], mask=inside)
+        square = tl.sum(tl.where(inside, value * value, 0.0), 0)
+        tl.store(sums + of_m * tl.cdiv(n, BN) + tile, square, mask=of_m < rows)
+    tl.store(out + where, value, mask=inside)
 
 
 # One compilation for all capacities of a block of rows.
@@ -73,11 +108,10 @@ def _product(
         tl.extra.cuda.gdc_launch_dependents()
         _fetch_ahead(w, of_n, part * span, n, k, GATE)
         tl.extra.cuda.gdc_wait()
+    norm = 0.0
+    kept = 0.0
     if PIECES > 0:
-        piece = tl.arange(0, PIECES)
-        pieces = tl.cdiv(k, 64)
-        there = (of_m[:, None] < rows) & (piece[None, :] < pieces)
-        norm = tl.load(squares + of_m[:, None] * pieces + piece[None, :], mask=there, other=0.0)
+        norm = squares_of_rows(squares, of_m, rows, k, PIECES)
     if RESIDUAL:
         kept = tl.load(residual + where, mask=inside, other=0.0)
     value = tl.zeros((BN, BM), tl.float32)
@@ -95,23 +129,11 @@ def _product(
             return
         tl.debug_barrier()
         tl.store(locks + tile, 0)
-        value = _all_parts(parts, where, inside, rows * n, splits, BN, BM)
-    if PIECES > 0:
-        scale = (1.0 / tl.sqrt(tl.sum(norm, 1) / k + eps))[None, :]
-        value *= scale
-        up *= scale
-    if BIAS:
-        value += tl.load(bias + of_n, mask=of_n < n, other=0.0)[:, None]
-    if GATE > 0:
-        value = gated(value, up, GATE)
-    if RESIDUAL:
-        # The norm is that of the sum as it is kept.
-        value = (value + kept.to(tl.float32)).to(out.dtype.element_ty).to(tl.float32)
-        weight = tl.load(gain + of_n, mask=of_n < n, other=0.0) + offset
-        tl.store(scaled + where, value * weight[:, None], mask=inside)
-        square = tl.sum(tl.where(inside, value * value, 0.0), 0)
-        tl.store(sums + of_m * tl.cdiv(n, BN) + tile, square, mask=of_m < rows)
-    tl.store(out + where, value, mask=inside)
+        value = sum_parts(parts, where, inside, rows * n, splits, BN, BM)
+    finish_tile(
+        value, up, norm, kept, bias, gain, out, scaled, sums, of_n, of_m, rows, n, k, n, tile, eps, offset,
+        BN, BIAS, GATE, PIECES > 0, RESIDUAL,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,17 +175,15 @@ def workspace_bytes(rows: int, n: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
-    """x (rows, k) with `weight` (n or, gated, 2n, k) into `out` (rows, n), and what is done around it.
+class Around:
+    """Where a product (rows, n) goes, and what is done around it.
 
-    `squares` and `eps` belong to a norm of x that was put off: x is already times the norm's weight. `residual`, `gain`
-    (weight of the next norm, `offset` added), `scaled` and `sums` make the sum and put that next norm off.
+    `squares` and `eps` belong to a norm of the product's input that was put off: that is already times the norm's
+    weight. `residual`, `gain` (weight of the next norm, `offset` added), `scaled` and `sums` make the sum and put that
+    next norm off.
     """
 
-    x: torch.Tensor
-    weight: torch.Tensor
     out: torch.Tensor
-    parts: torch.Tensor | None
     bias: torch.Tensor | None = None
     gate: str | None = None
     squares: torch.Tensor | None = None
@@ -174,22 +194,52 @@ class Product:
     scaled: torch.Tensor | None = None
     sums: torch.Tensor | None = None
 
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """As kernels take them; the result stands for those that there are not."""
+        before = (self.bias, self.squares, self.residual, self.gain, self.out, self.scaled, self.sums)
+        return tuple(self.out if tensor is None else tensor for tensor in before)
+
+    def constants(self) -> dict[str, Any]:
+        """What kernels are compiled for."""
+        return {
+            "BIAS": self.bias is not None,
+            "GATE": GATES[self.gate],
+            "PIECES": 0 if self.squares is None else triton.next_power_of_2(self.squares.shape[1]),
+            "RESIDUAL": self.residual is not None,
+        }
+
+    def columns(self, first: int, count: int) -> Around:
+        """Of these columns of the product alone. More than those that there are is all (gate and up)."""
+        if count >= self.out.shape[1]:
+            return self
+        columns = slice(first, first + count)
+        bias = None if self.bias is None else self.bias[columns]
+        return replace(self, out=self.out[:, columns], bias=bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """x (rows, k) with `weight` (n or, gated, 2n, k)."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    around: Around
+    parts: torch.Tensor | None
+
     def bind(self, how: Tiling, device: Any) -> Callable[[], object]:
         """The launch. Its locks are zero between runs."""
         rows, k = self.x.shape
-        n, out, block = self.out.shape[1], self.out, block_rows(rows)
+        around, block = self.around, block_rows(rows)
+        n = around.out.shape[1]
         tiles, span = triton.cdiv(n, how.bn), triton.cdiv(triton.cdiv(k, how.split), how.bk) * how.bk
         splits = triton.cdiv(k, span)
-        locks = torch.zeros(tiles, dtype=torch.int32, device=out.device)
+        locks = torch.zeros(tiles, dtype=torch.int32, device=self.x.device)
         x_tiles = TensorDescriptor.from_tensor(self.x, [block, how.bk])
         w_tiles = TensorDescriptor.from_tensor(self.weight, [how.bn, how.bk])
-        pieces = 0 if self.squares is None else triton.next_power_of_2(self.squares.shape[1])
-        tensors = (self.bias, self.squares, self.residual, self.gain, out, self.scaled, self.sums, self.parts)
-        given = [out if tensor is None else tensor for tensor in tensors]
-        numbers = rows, n, k, span, splits, self.eps, self.offset
+        tensors = *around.tensors(), around.out if self.parts is None else self.parts
+        numbers = rows, n, k, span, splits, around.eps, around.offset
         return lambda: _product[(tiles, splits)](
-            x_tiles, w_tiles, self.weight, *given, locks, *numbers,
-            BN=how.bn, BK=how.bk, BM=block, STAGES=how.stages, SPLIT=splits > 1, BIAS=self.bias is not None,
-            GATE=GATES[self.gate], PIECES=pieces, RESIDUAL=self.residual is not None,
+            x_tiles, w_tiles, self.weight, *tensors, locks, *numbers,
+            BN=how.bn, BK=how.bk, BM=block, STAGES=how.stages, SPLIT=splits > 1, **around.constants(),
             num_warps=how.warps, num_stages=how.stages, **device.launch,
         )  # fmt: skip

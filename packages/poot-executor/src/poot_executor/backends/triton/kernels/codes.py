@@ -1,0 +1,96 @@
+"""Codes and scales of packed weights, as kernels take them from the planes (see `backends.triton.packed`).
+
+Kernels get a segment as its tensors (low and high plane, scale, unit; another stands for what a layout lacks) and the
+constants LOW, HIGH (bits of the planes), GROUP, OFFSET, MINIMUM and MULTIPLES.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from poot_executor.backends.triton.packed import Segment
+
+
+@triton.jit
+def codes(low, high, at, mask, LOW: tl.constexpr, HIGH: tl.constexpr):
+    """Of the octs `at`, the codes of elements 0 to 3 and of 4 to 7, as the bytes of two int32."""
+    if LOW == 8:
+        first = tl.load(low + at, mask=mask, other=0)
+        second = tl.load(high + at, mask=mask, other=0)
+    elif LOW == 4:
+        word = tl.load(low + at, mask=mask, other=0)
+        first = word & 0x0F0F0F0F
+        second = (word >> 4) & 0x0F0F0F0F
+    else:
+        first, second = _pairs(low, at, mask)
+    if HIGH == 2:
+        more, rest = _pairs(high, at, mask)
+        first |= more << LOW
+        second |= rest << LOW
+    if HIGH == 1:
+        bits = tl.load(high + at, mask=mask, other=0).to(tl.int32)
+        first |= (((bits & 15) * 0x204081) & 0x01010101) << LOW
+        second |= (((bits >> 4) * 0x204081) & 0x01010101) << LOW
+    return first, second
+
+
+@triton.jit
+def _pairs(plane, at, mask):
+    """Of a plane of two bits."""
+    word = tl.load(plane + at, mask=mask, other=0).to(tl.int32) & 0xFFFF
+    return ((word << 14) | word) & 0x03030303, ((word << 10) | (word >> 4)) & 0x03030303
+
+
+@triton.jit
+def fetch_scales(scale, unit, group, mask, GROUP: tl.constexpr, MULTIPLES: tl.constexpr):
+    """What `scales` takes: the groups' integers and halves, as they are stored."""
+    if MULTIPLES == 0:
+        number = tl.load(scale + group, mask=mask, other=0)
+        halves = number
+    else:
+        halves = tl.load(unit + group // (256 // GROUP), mask=mask, other=0)
+        number = tl.load(scale + group, mask=mask, other=0)
+    return number, halves
+
+
+@triton.jit
+def scales(number, halves, MINIMUM: tl.constexpr, MULTIPLES: tl.constexpr):
+    """Scale and minimum of groups, float32; the minimum is zero where the layout has none."""
+    if MINIMUM:
+        size = halves.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        least = (halves >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        size = halves.to(tl.float32)
+        least = 0.0
+    if MULTIPLES > 0:
+        whole = number.to(tl.int32)
+        if MINIMUM:
+            BITS: tl.constexpr = 4 * MULTIPLES
+            least *= (whole >> BITS).to(tl.float32)
+            whole &= (1 << BITS) - 1
+        size *= whole.to(tl.float32)
+    return size, least
+
+
+def plane_tensors(segment: Segment) -> tuple[torch.Tensor, ...]:
+    """low, high, scale, unit."""
+    scale = segment.scale
+    return segment.planes[0], segment.planes[-1], scale, scale if segment.unit is None else segment.unit
+
+
+def constants(segment: Segment) -> dict[str, Any]:
+    """What kernels are compiled for."""
+    layout = segment.layout
+    high = layout.bits[1] if len(layout.bits) > 1 else 0
+    return {
+        "LOW": layout.bits[0],
+        "HIGH": high,
+        "GROUP": layout.group,
+        "OFFSET": layout.offset,
+        "MINIMUM": layout.minimum,
+        "MULTIPLES": layout.multiples,
+    }
