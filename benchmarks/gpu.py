@@ -84,6 +84,8 @@ CASES = (
     bench("throughput", 240, "throughput", "--only", "all"),
     bench("stall", 180, "throughput", "--only", "stall"),
     bench("startup", 300, "startup"),
+    # Of the checkpoint that `startup` has written.
+    bench("serve", 420, "serve", "--clients", "64,256", "--mixed", modules=("granian", "starlette")),
     Case(
         "memcheck", 480, "benchmarks/memcheck.py",
         under=("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9"),

@@ -1,6 +1,6 @@
 """Seconds from the command to a server that answers, of a safetensors checkpoint with random weights.
 
-    python benchmarks/startup.py [--shape 8b|tiny] [--backend ptx] [--starts 2] [--folder DIR] [--check]
+    python benchmarks/startup.py [--shape 8b|135m|tiny] [--backend ptx] [--starts 2] [--folder DIR] [--check]
 
 The checkpoint (bfloat16, in shards, the vocabulary of Llama 3) is written once into the folder and found in the page
 cache afterwards, as a restarted server finds its model. Needs only what poot-serve itself needs; runs from a checkout
@@ -57,7 +57,11 @@ class Shape:
     head_dim: int
 
 
-SHAPES = {"8b": Shape(32, 4096, 14336, 32, 8, 128), "tiny": Shape(2, 64, 128, 4, 2, 16)}
+SHAPES = {
+    "8b": Shape(32, 4096, 14336, 32, 8, 128),
+    "135m": Shape(30, 576, 1536, 9, 3, 64),
+    "tiny": Shape(2, 64, 128, 4, 2, 16),
+}
 
 
 def config(shape: Shape, vocabulary: int) -> dict[str, Any]:
@@ -102,6 +106,16 @@ def tensors(shape: Shape, vocabulary: int) -> dict[str, tuple[int, ...]]:
         }
     found |= {"model.norm": (hidden,), "lm_head": (vocabulary, hidden)}
     return {f"{name}.weight": size for name, size in found.items()}
+
+
+def checkpoint(folder: Path | None, name: str) -> Path:
+    """The checkpoint of a shape in `folder` (None: among the temporary files), written if it is not there yet."""
+    path = (folder or Path(tempfile.gettempdir()) / "poot-startup") / name
+    if not (path / "model.safetensors.index.json").exists():
+        began = time.perf_counter()
+        write_checkpoint(path, SHAPES[name])
+        print(f"{path} written in {time.perf_counter() - began:.1f} s", flush=True)
+    return path
 
 
 def write_checkpoint(folder: Path, shape: Shape) -> None:
@@ -260,11 +274,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=REACH_SECONDS, help="what --check allows")
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    folder = (arguments.folder or Path(tempfile.gettempdir()) / "poot-startup") / arguments.shape
-    if not (folder / "model.safetensors.index.json").exists():
-        began = time.perf_counter()
-        write_checkpoint(folder, SHAPES[arguments.shape])
-        print(f"{folder} written in {time.perf_counter() - began:.1f} s")
+    folder = checkpoint(arguments.folder, arguments.shape)
     flags = ("--backend", arguments.backend, "--rows", arguments.rows, "--max-seq", arguments.max_seq)
     passed = True
     for number in range(1, arguments.starts + 1):
