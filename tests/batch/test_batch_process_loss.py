@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from poot_batch.process.launch import WORKER, Child, launch_engine
 from poot_batch.process.start import start_engine
 from poot_batch.process.stream import Stream
 from poot_batch.process.supervisor import Restarts, SupervisedEngine, start_supervised
+from poot_batch.process.totals import Totals
 from poot_batch.process.watch import Patience
 from poot_batch.request import EngineConfig, GenerateRequest, Output, SamplingParams
 
@@ -174,6 +176,55 @@ def test_a_stopped_engine_that_goes_on_has_lost_nothing(
     ]
 
 
+def test_requests_end_while_their_engine_stands_still(config: EngineConfig) -> None:
+    """Cancelled ones at once and as such, the others when it is lost."""
+
+    async def main() -> None:
+        totals = Totals()
+        engine = await start_engine(config, totals=totals)
+        streams = [submit(engine) for _ in range(3)]
+        try:
+            while not streams[1].opened:
+                await engine.stats()
+            os.kill(engine.pid, signal.SIGSTOP)
+            streams[2].cancel()
+            assert [output.finish for output in await read(streams[2])] == ["abort"]
+            assert engine.state == "serving"
+            os.kill(engine.pid, signal.SIGKILL)
+            assert [(await read(stream))[-1].error_code for stream in streams[:2]] == ["engine_dead"] * 2
+        finally:
+            await engine.close()
+        figures = totals.unheard(0)
+        assert (figures.requests_cancelled, figures.requests_errored) == (1, 2)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        (f"driver.submit:9:{int(signal.SIGKILL)}", r"its process was ended by SIGKILL"),
+        (
+            "driver.submit:9:fail,driver.submit:10:fail",
+            r"the engine failed on a step: .*; its process ended with code 1",
+        ),
+    ],
+)
+def test_an_engine_that_is_lost_in_a_drain_leaves_its_reason(
+    supervised: Callable[..., Any], caplog: pytest.LogCaptureFixture, fault: str, why: str
+) -> None:
+    async def main() -> None:
+        async with supervised(faulty(fault)) as engine:
+            streams = [submit(engine) for _ in range(3)]
+            await engine.drain(SECONDS)
+            assert (await read(streams[2]))[-1].error_code in ("engine_dead", "engine_fault")
+
+    with caplog.at_level(logging.WARNING):
+        run(main())
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert re.fullmatch(rf"the engine is lost \({why}\) while the server drains, and is not started again", line)
+
+
 def test_an_engine_that_stands_still_is_ended_and_replaced(
     supervised: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,7 +258,7 @@ def test_a_step_that_never_ends_loses_the_engine(config: EngineConfig) -> None:
         )
         (end,) = await read(submit(engine))
         assert end.error_code == "engine_dead" and "in one step" in (end.error_message or "")
-        assert "ended by SIGKILL" in await engine.ended()
+        assert "ended by SIGKILL" in str(await engine.ended())
 
     run(main())
 

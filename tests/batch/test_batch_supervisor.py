@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from poot_batch.errors import EngineDeadError, EngineRestartingError, StartError
-from poot_batch.process import frames
+from poot_batch.process import client, frames
 from poot_batch.process.client import ProcessEngine
+from poot_batch.process.launch import End
 from poot_batch.process.supervisor import SupervisedEngine
 from poot_batch.process.totals import Totals
 from poot_batch.process.watch import Patience
 from poot_batch.request import EngineConfig, EngineInfo, EngineStats, GenerateRequest, Output
 
+KILLED = "engine 0 fell over; its process was ended by SIGKILL"
 CONFIG = EngineConfig(model="fake", rows=64, max_seq=4096)
 
 
@@ -29,16 +31,19 @@ class FakeEngine:
     info: EngineInfo
     pid: int = 0
     state: str = "serving"
+    end: End | None = None
+    last: End = field(default_factory=lambda: End(0))
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     submitted: list[GenerateRequest] = field(default_factory=list)
 
-    def die(self) -> None:
-        self.state = "dead"
+    def die(self, code: int | None = -9) -> None:
+        self.state, self.end = "dead", End(code, f"engine {self.pid} fell over")
         self.gone.set()
 
-    async def ended(self) -> str:
+    async def ended(self) -> End:
         await self.gone.wait()
-        return f"engine {self.pid} fell over"
+        assert self.end is not None
+        return self.end
 
     def submit(self, request: GenerateRequest) -> None:
         self.submitted.append(request)
@@ -53,7 +58,10 @@ class FakeEngine:
             self.state = "draining"
 
     async def close(self) -> None:
-        self.die()
+        """Ends in order, unless it has ended, or gives up (`last`) at this very time."""
+        if self.state != "dead":
+            self.state, self.end = "dead", self.last
+            self.gone.set()
 
 
 class World:
@@ -128,8 +136,17 @@ class FakeIncoming:
 
 
 class FakeWriter:
+    """Keeps what is written, as a transport does whose other end reads nothing."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.transport = self
+
     def write(self, data: bytes) -> None:
-        pass
+        self.written.append(data)
+
+    def get_write_buffer_size(self) -> int:
+        return sum(map(len, self.written))
 
     def close(self) -> None:
         pass
@@ -154,7 +171,7 @@ def test_what_a_given_up_engine_says_comes_too_late(info_of: Callable[..., Engin
             incoming.frames.put_nowait(frames.Stats(1, EngineStats(steps=9)))
             incoming.frames.put_nowait(frames.pack_outputs([Output(request_id=1, tokens=(4,))]))
             incoming.frames.put_nowait(None)
-            assert "has given no sign of life" in await engine.ended()
+            assert "has given no sign of life" in str(await engine.ended())
         assert [(output.tokens, output.error_code) for output in outputs] == [((), "engine_dead")]
         stats = totals.unheard(0)
         assert (stats.steps, stats.requests_total, stats.requests_errored) == (7, 1, 1)
@@ -193,8 +210,8 @@ def test_a_second_loss_soon_after_is_the_end(play: Callable[..., None], caplog: 
         play(part)
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING", "ERROR"]
     first, _, last = (record.getMessage() for record in caplog.records)
-    assert first.startswith("the engine is lost (engine 0 fell over): ")
-    assert last == "the engine is lost again, 0 s after its restart (engine 1 fell over)"
+    assert first.startswith(f"the engine is lost ({KILLED}): ")
+    assert last == f"the engine is lost again, 0 s after its restart ({KILLED.replace('0', '1')})"
 
 
 def test_a_loss_long_after_the_last_is_like_the_first(play: Callable[..., None]) -> None:
@@ -278,16 +295,88 @@ def test_while_it_starts_again(play: Callable[..., None]) -> None:
     play(part)
 
 
-@pytest.mark.parametrize("end", ["drain", "close"])
-def test_what_is_lost_at_the_end_is_not_started_again(play: Callable[..., None], end: str) -> None:
+LOST_LAST = "the engine is lost ({}) while the server drains, and is not started again"
+
+
+@pytest.mark.parametrize(
+    ("when", "told"),
+    [
+        ("in the drain", [KILLED]),
+        ("before its exit code is known", [KILLED]),
+        ("as it is closed", ["it gave up; its process ended with code 1"]),
+        ("never", []),
+    ],
+)
+def test_what_is_lost_at_the_end_is_told_once_and_not_started_again(
+    play: Callable[..., None], caplog: pytest.LogCaptureFixture, when: str, told: list[str]
+) -> None:
     async def part(world: World) -> None:
-        if end == "drain":
-            await world.engine.drain(5.0)
+        (engine,) = world.engines
+        if when == "before its exit code is known":
+            engine.die()
+        await world.engine.drain(5.0)
+        if when == "in the drain":
             assert world.engine.state == "draining"
-            world.engines[0].die()
-        else:
-            await world.engine.close()
-        await world.settle()
+            engine.die()
+        if when == "as it is closed":
+            engine.last = End(1, "it gave up")
+        await world.engine.close()
         assert (world.engine.state, world.plans) == ("dead", [])
 
-    play(part)
+    with caplog.at_level(logging.WARNING):
+        play(part)
+    assert [record.getMessage() for record in caplog.records] == [LOST_LAST.format(why) for why in told]
+
+
+def test_a_request_that_is_cancelled_while_the_engine_is_silent_ends_as_cancelled(
+    info_of: Callable[..., EngineInfo],
+) -> None:
+    """At once, and it stays so when the engine is lost, or says otherwise, afterwards."""
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        child: Any = FakeChild(ours)
+        incoming: Any = FakeIncoming()
+        writer: Any = FakeWriter()
+        totals = Totals()
+        with theirs:
+            engine = ProcessEngine(child, incoming, writer, info_of(), patience=Patience(), totals=totals)
+            waiting, running = (engine.submit(GenerateRequest(id=number, prompt=(1,))) for number in (1, 2))
+            waiting.cancel()
+            waiting.cancel()
+            assert [output.finish async for output in waiting] == ["abort"]
+            cancels = [frames.decode_to_engine(data[frames.HEADER.size :]) for data in writer.written[2:]]
+            assert cancels == [frames.Cancel(1)]
+            incoming.frames.put_nowait(frames.pack_outputs([Output(request_id=1, finish="length")]))
+            incoming.frames.put_nowait(None)
+            assert [output.error_code async for output in running] == ["engine_dead"]
+            await engine.ended()
+        stats = totals.unheard(0)
+        assert (stats.requests_cancelled, stats.requests_errored, stats.requests_completed) == (1, 1, 0)
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_reads_nothing_is_sent_no_more(
+    info_of: Callable[..., EngineInfo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many come and go during one long step."""
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        child: Any = FakeChild(ours)
+        incoming: Any = FakeIncoming()
+        writer: Any = FakeWriter()
+        monkeypatch.setattr(client, "MOST_UNREAD", 1000)
+        with theirs:
+            engine = ProcessEngine(child, incoming, writer, info_of(), patience=Patience(), totals=Totals())
+            with pytest.raises(EngineRestartingError, match="has not read"):
+                for number in range(1000):
+                    engine.submit(GenerateRequest(id=number, prompt=(1, 2, 3))).cancel()
+            assert 1000 < len(b"".join(writer.written)) < 1200
+            writer.written.clear()
+            engine.submit(GenerateRequest(id=1000, prompt=(1,)))
+            incoming.frames.put_nowait(None)
+            await engine.ended()
+
+    asyncio.run(main())

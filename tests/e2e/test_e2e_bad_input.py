@@ -32,7 +32,7 @@ BAD = {
     "deep nesting": (CHAT, JSON, b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "invalid_json"),
     "a token outside the vocabulary": (COMPLETION, JSON, b'{"prompt": [49152]}', 400, "invalid_token"),
     "a negative token": (COMPLETION, JSON, b'{"prompt": [-1]}', 400, "invalid_token"),
-    "no prompt": (COMPLETION, JSON, b'{"prompt": []}', 400, "invalid_request"),
+    "no prompt": (COMPLETION, JSON, b'{"prompt": []}', 400, "invalid_value"),
     "text": (CHAT, {"content-type": "text/plain"}, b'{"messages": []}', 415, "unsupported_media_type"),
     "no content type": (CHAT, {}, b'{"messages": []}', 415, "unsupported_media_type"),
     "an unknown route": ("/v1/nothing", JSON, b"{}", 404, "not_found"),

@@ -189,6 +189,20 @@ def test_a_drain_ends_for_every_kind_of_client(start):
         socket.create_connection(address)
 
 
+def test_an_engine_that_is_lost_in_a_drain_leaves_its_reason(start):
+    server = start()
+    engine = server.engine()
+    with open_stream(server, 900) as lines:
+        server.process.send_signal(signal.SIGTERM)
+        server.until("draining")
+        engine.kill()
+        last = json.loads(list(lines)[-1])["error"]
+    assert last["code"] == "engine_dead"
+    assert server.wait() == 0 and ended(engine)
+    (told,) = (line for _, line in server.lines if " the engine " in line)
+    assert "the engine is lost (its process was ended by SIGKILL) while the server drains" in told
+
+
 def test_without_a_model_the_demonstration_is_served(live, served_model):
     """The very command of the README; and an engine does not outlive a server that is killed."""
     with socket.socket() as probe:

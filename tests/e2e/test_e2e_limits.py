@@ -41,8 +41,12 @@ def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         assert time.perf_counter() < until, "the condition did not come true"
 
 
+def figures(server) -> dict[str, Any]:
+    return httpx.get(f"{server.url}/metrics", headers={"authorization": f"Bearer {KEY}"}, timeout=30).json()
+
+
 def idle(server) -> bool:
-    told = httpx.get(f"{server.url}/metrics", headers={"authorization": f"Bearer {KEY}"}, timeout=30).json()
+    told = figures(server)
     return not any(told[name] for name in ("poot_inflight_requests", "poot_queue_depth", "poot_kv_cache_blocks_used"))
 
 
@@ -80,6 +84,29 @@ def test_who_gets_no_row_in_time_is_refused_and_the_row_goes_on(strict, official
         assert next(chunks).choices[0].finish_reason is None
     eventually(lambda: idle(strict))
     assert official.completions.create(**PROMPT, max_tokens=2).usage.completion_tokens == 2
+
+
+def test_who_waits_for_an_engine_that_stands_still_is_refused_in_time(strict, official):
+    """By the server's clock, and counted as what it is. What runs goes on with the engine."""
+    names = ("poot_requests_cancelled_total", "poot_requests_errored_total")
+    before = figures(strict)
+    with whole_row(official) as chunks:
+        strict.engine().suspend()
+        try:
+            began = time.perf_counter()
+            with pytest.raises(openai.InternalServerError) as refused:
+                official.completions.create(**PROMPT, max_tokens=4)
+            assert 1.0 <= time.perf_counter() - began < 4.0
+        finally:
+            strict.engine().resume()
+        assert (refused.value.status_code, refused.value.code) == (503, "queue_timeout")
+        assert next(chunks).choices[0].finish_reason is None
+    eventually(lambda: idle(strict))
+    after = figures(strict)
+    # The one that is left half-read is cancelled too.
+    assert [after[name] - before[name] for name in names] == [2, 0]
+    told = [each["poot_errors_total"].get("queue_timeout", 0) for each in (before, after)]
+    assert told[1] - told[0] == 1
 
 
 def test_one_too_many_is_refused_at_once(strict, official):

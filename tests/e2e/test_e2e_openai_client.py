@@ -133,7 +133,7 @@ def test_models_are_listed_and_described(client, served_model, model):
     [
         ({"model": "gpt-4o"}, openai.NotFoundError, ("model_not_found", "model")),
         ({"temperature": "hot"}, openai.BadRequestError, ("invalid_value", "temperature")),
-        ({"temperature": 2.5}, openai.BadRequestError, ("invalid_request", "temperature")),
+        ({"temperature": 2.5}, openai.BadRequestError, ("invalid_value", "temperature")),
         (
             {"messages": [{"role": "user", "content": 7}]},
             openai.BadRequestError,

@@ -18,7 +18,7 @@ import pytest
 import tokenizers
 import uvloop
 
-from poot_batch.errors import EngineDeadError, EngineDrainingError
+from poot_batch.errors import EngineDeadError, EngineDrainingError, EngineRestartingError
 from poot_batch.request import EngineInfo, EngineStats, GenerateRequest, Output, Times, TokenLogprob, validate
 from poot_models.text import Detokenizer, StopMatcher, TextModel, Tokenizer, load_text
 from poot_serve.limits.host import Listener
@@ -180,6 +180,8 @@ class FakeEngine:
             raise EngineDeadError("the engine is gone")
         if self.state == "draining":
             raise EngineDrainingError("the engine drains")
+        if self.state != "serving":
+            raise EngineRestartingError("the engine may come back")
         validate(request, self.info)
         self.submitted.append(request)
         scripts = self.scripts or [self.script]

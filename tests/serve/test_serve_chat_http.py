@@ -259,23 +259,3 @@ def test_vllm_names_reach_the_engine(served):
     assert (request.min_tokens, request.ignore_eos, request.stop_token_ids) == (1, True, (9,))
     assert request.include_stop and request.cache_salt == "s"
     assert "<no_think>" in served.engine.tokenizer.decode(request.prompt, skip_special=False)
-
-
-def test_draining_and_dead_engines_are_503(served, caplog):
-    served.service.draining = True
-    refused = served.client.post("/v1/chat/completions", json=CHAT)
-    assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
-    # Nobody is to be woken by it.
-    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
-    health = served.client.get("/health")
-    assert health.status_code == 503 and health.json()["status"] == "draining"
-    served.service.draining = False
-    served.engine.state = "dead"
-    assert served.client.post("/v1/chat/completions", json=CHAT).status_code == 503
-    assert [record.levelname for record in caplog.records if "not running" in record.getMessage()] == ["ERROR"]
-    assert served.client.get("/health").json()["status"] == "dead"
-    for route in ("/metrics", "/metrics/prometheus"):
-        refused = served.client.get(route)
-        assert refused.status_code == 503
-        error = refused.json()["error"]
-        assert (error["type"], error["param"], error["code"]) == ("server_error", None, "engine_dead")

@@ -273,7 +273,7 @@ def test_deep_and_many_arguments_are_refused(render):
     with pytest.raises(BadJsonError):
         render(KWARGS, [USER], chat_template_kwargs={"style": json.loads("[" * 70 + "]" * 70)})
     source = "".join(f"{{{{ name{number} }}}}" for number in range(17))
-    with pytest.raises(FieldError, match="more than 16"):
+    with pytest.raises(FieldError, match="at most 16 members"):
         render(source, [USER], chat_template_kwargs={f"name{number}": 1 for number in range(17)})
 
 

@@ -130,9 +130,24 @@ def test_what_many_choices_multiply_is_bounded(text):
     assert lower_completion(alone, tokenizer=text.tokenizer, info=info).requests[0].max_tokens == 1_000_000
 
 
-def test_top_k_below_its_range_is_named_with_all_of_it(lower):
-    with pytest.raises(FieldError, match="top_k must be -1 or between 0 and 2147483647, not -2"):
-        lower("completion", {"prompt": "a", "top_k": -2})
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"top_k": -2}, "top_k must be at least -1"),
+        ({"top_p": 0}, "top_p must be above 0.0"),
+        ({"n": 129}, "n must be at most 128"),
+        ({"logit_bias": {"5": 101}}, "each value of logit_bias must be at most 100.0"),
+        ({"logit_bias": {str(number): 0 for number in range(1025)}}, "logit_bias must have at most 1024 members"),
+        ({"stop": ["a", ""]}, "stop[1] must have at least 1 character"),
+        ({"stop": ["a"] * 17}, "stop must have at most 16 items"),
+        ({"prompt": []}, "prompt must have at least 1 item"),
+    ],
+    ids=str,
+)
+def test_a_bound_is_named_with_its_field(lower, fields, says):
+    with pytest.raises(FieldError) as caught:
+        lower("completion", {"prompt": "a", **fields})
+    assert str(caught.value) == says
 
 
 def test_neutral_top_k_and_defaults(lower):

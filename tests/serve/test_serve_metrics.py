@@ -188,36 +188,3 @@ def test_every_error_is_counted_once(served):
     after = figures(served)["poot_errors_total"]
     more = {code: count - before.get(code, 0) for code, count in after.items() if count != before.get(code, 0)}
     assert more == {"not_found": 1, "invalid_value": 1, "non_finite_logits": 2, "engine_dead": 1}
-
-
-@pytest.mark.parametrize(("state", "up"), [("serving", 1), ("draining", 1), ("stalled", 0), ("restarting", 0)])
-def test_figures_are_there_while_the_engine_is_not(served, state, up):
-    served.engine.state = state
-    assert figures(served)["poot_engine_up"] == up
-    lines = served.client.get("/metrics/prometheus").text
-    assert f"\npoot_engine_up {up}.0\n" in lines
-
-
-@pytest.mark.parametrize(
-    ("state", "code", "after"),
-    [
-        ("stalled", "engine_restarting", "7"),
-        ("restarting", "engine_restarting", "7"),
-        ("dead", "unavailable", "5"),
-    ],
-)
-def test_health_and_refusals_say_what_the_engine_is_at(served, state, code, after, caplog):
-    from msgspec.structs import replace
-
-    served.engine.info = replace(served.engine.info, start_seconds={"model": 2.0, "weights": 4.5})
-    served.engine.state = state
-    health = served.client.get("/health")
-    assert health.status_code == 503
-    told = health.json()
-    assert (told["status"], told["backend"], told["rows"], told["max_seq"]) == (state, "cpu", 4, 512)
-    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
-        refused = served.client.post(path, json={})
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, code)
-        assert refused.headers["retry-after"] == after
-    # What the supervisor has told once is not told again for each request.
-    assert ([record for record in caplog.records if record.levelname == "ERROR"] == []) == (state != "dead")

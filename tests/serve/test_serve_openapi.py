@@ -10,7 +10,6 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from poot_serve.app import make_routes
-from poot_serve.openapi.bounds import BOUNDS
 from poot_serve.openapi.document import openapi_document
 from poot_serve.protocol.errors import RULES
 
@@ -147,49 +146,6 @@ def test_events_are_as_documented(served, path, finish):
     for one in data:
         check({"data": one}, content["schema"])
         check(json.loads(one), content["schema"]["properties"]["data"]["anyOf"][0]["contentSchema"])
-
-
-def numbers():
-    for name, path in (("ChatRequest", "/v1/chat/completions"), ("CompletionRequest", "/v1/completions")):
-        for field, keywords in BOUNDS[name].items():
-            for bound, step in (("minimum", -1), ("maximum", 1)):
-                if bound in keywords:
-                    yield pytest.param(path, field, keywords[bound], step, id=f"{name}.{field}.{bound}")
-
-
-@pytest.mark.parametrize(("path", "field", "bound", "step"), list(numbers()))
-def test_documented_bounds_are_those_that_are_kept(served, path, field, bound, step):
-    served.answer("hello")
-    more = {"logprobs": True} if field == "top_logprobs" else {"echo": True, "logprobs": 1} if bound == 0 else {}
-    asked = {**BODIES[path], **(more if "chat" not in path or field == "top_logprobs" else {})}
-    assert served.client.post(path, json={**asked, field: bound}).status_code == 200
-    refused = served.client.post(path, json={**asked, field: bound + step})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
-
-
-@pytest.mark.parametrize(
-    ("path", "field", "fits", "over"),
-    [
-        ("/v1/completions", "stop_token_ids", [5] * 256, [5] * 257),
-        ("/v1/completions", "cache_salt", "s" * 256, "s" * 257),
-        ("/v1/completions", "cache_salt", "s", ""),
-        ("/v1/completions", "logit_bias", {str(n): 100 for n in range(256)}, {"x": 1}),
-        ("/v1/completions", "logit_bias", {"5": -100}, {"5": -100.5}),
-        ("/v1/completions", "logit_bias", {}, {str(n): 1 for n in range(1025)}),
-        ("/v1/completions", "top_p", 0.001, 0),
-        ("/tokenize", "prompt", "x" * (1 << 19), "x" * ((1 << 19) + 1)),
-        ("/v1/chat/completions", "messages", [{"role": "user", "content": ""}], []),
-    ],
-)
-def test_documented_sizes_are_those_that_are_kept(served, path, field, fits, over):
-    schema = operation(path, "post")["requestBody"]["content"]["application/json"]["schema"]
-    for value, status in ((fits, 200), (over, 400)):
-        served.answer("hello")
-        body = {**BODIES[path], field: value}
-        assert served.client.post(path, json=body).status_code == status
-        assert jsonschema.Draft202012Validator({**schema, "components": DOCUMENT["components"]}).is_valid(body) == (
-            status == 200
-        )
 
 
 def test_texts_of_the_document_are_plain():

@@ -205,6 +205,17 @@ def test_http_flags(model, tmp_path):
     assert "first-key" not in repr(settings) and "second" not in repr(settings.api_keys)
 
 
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "*", "https://a.example", "http://localhost:3000", "http://127.0.0.1", "https://[2001:db8::1]:8443",
+        "https://a.example.", "http://a_b.example:443", "chrome-extension://abcdefghijklmnop", "capacitor://localhost",
+    ],
+)  # fmt: skip
+def test_origins_that_browsers_send_are_taken(model, origin):
+    assert parse([str(model), "--cors-origin", origin]).cors_origins == (origin,)
+
+
 def test_http_defaults(model):
     """As the configuration reference has them."""
     settings = parse([str(model)])
@@ -241,6 +252,30 @@ def test_http_defaults(model):
         (["--cors-origin", "https://A.example"], "is no origin"), (["--cors-origin", "null"], "is no origin"),
         (["--cors-origin", "https://*.a.example"], "is no origin"), (["--cors-origin", ""], "empty part"),
         (["--cors-origin", "https://a:65536"], "is no origin"), (["--cors-origin", "https://a:0"], "is no origin"),
+        *(
+            (["--cors-origin", f"https://b.example,{origin}"], f"is no origin as browsers send it; give '{sent}'")
+            for origin, sent in (
+                ("https://a.example/", "https://a.example"), ("https://a.example/app?x#y", "https://a.example"),
+                ("HTTPS://a.example", "https://a.example"), ("https://A.Example:8443/", "https://a.example:8443"),
+                ("https://a.example:443", "https://a.example"), ("http://a.example:80", "http://a.example"),
+                ("http://a.example:08080", "http://a.example:8080"), ("http://[0:0::1]:3000", "http://[::1]:3000"),
+            )
+        ),
+        *(
+            (["--cors-origin", origin], "is no origin of a page")
+            for origin in (
+                "file:///index.html", "ws://a.example", "https://", "https://user@a.example", "https:a.example", "//a",
+                "http://127.1", "http://127.0.0.01", "http://0x7f.1", "http://[::1", "http://[1::2::3]",
+                "http://[::ffff:127.0.0.1]", "http://127.0.0.1.", "https://\u0430.example",
+            )
+        ),
+        (["--cors-origin", "*,https://a.example"], "give it alone, or only the others"),
+        (["--cors-origin", "https://a.example, *"], "give it alone, or only the others"),
+        (["--cors-origin", "*,*"], "names '*' twice"),
+        (["--cors-origin", "https://a.example,https://a.example"], "names 'https://a.example' twice"),
+        (["--allowed-hosts", "a.example,A.example"], "names 'A.example' twice"),
+        (["--allowed-hosts", "[::1]:80,[0::1]:80"], "names '[0::1]:80' twice"),
+        (["--allowed-hosts", "a.example:80,b.example,a.example"], "'a.example' lets in every port"),
         (["--log-format", "xml"], "text, json"), (["--api-key-file", "/none"], "cannot read"),
     ],
     ids=repr,

@@ -38,8 +38,8 @@ from poot_serve.service import Service
 _log = logging.getLogger(__name__)
 # Routes that need no API key.
 PUBLIC = ("/health",)
-# Refusals for a reason that the log has told already: that the server drains, or what became of the engine.
-TOLD = ("draining", "engine_restarting", "queue_timeout")
+# Errors for a reason that the log has told already: that the server drains, or what became of the engine.
+TOLD = ("draining", "engine_restarting", "engine_dead", "queue_timeout")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/=+@-]{1,128}")
 
 
@@ -126,7 +126,7 @@ class Edge:
     the answer, and turns exceptions into wire errors."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app = app
+        self._app, self._service = app, service
         self._errors = service.metrics.errors
         self._new_id = service.new_id
         self._max_head_bytes = service.settings.max_head_bytes
@@ -178,7 +178,7 @@ class Edge:
             _log.debug("%s", error)
         elif status >= 500:
             _log.error("%s", error, exc_info=error if _unexpected(error) else None)
-        return error_response(error)
+        return error_response(error, self._service.retry_seconds)
 
 
 def _unexpected(error: Exception) -> bool:

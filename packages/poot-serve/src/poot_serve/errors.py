@@ -40,6 +40,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+# When what this server does not take now is worth another try, if nothing better is known.
+RETRY_SECONDS = 5
+
 
 class ServeError(Exception):
     """Root of the errors of this package; `code` is stable across releases."""
@@ -182,7 +185,7 @@ class UnavailableError(ServeError):
 
     code = "unavailable"
 
-    def __init__(self, message: str, *, retry_after: int = 5) -> None:
+    def __init__(self, message: str, *, retry_after: int = RETRY_SECONDS) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 

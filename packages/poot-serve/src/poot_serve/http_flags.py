@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from poot_serve.errors import SettingsError
 from poot_serve.flags import Fields, Flag, integer, items, read_file
-from poot_serve.limits.host import parse_host
+from poot_serve.limits.host import AllowedHost, parse_host
 from poot_serve.limits.keys import KEY, MAX_KEY_BYTES, MAX_KEYS, ApiKeys
-from poot_serve.limits.origins import ANY, MAX_ORIGINS, is_origin
+from poot_serve.limits.origins import ANY, MAX_ORIGINS, as_sent
 
 DAY_SECONDS = 86_400
 MAX_KEY_FILE_BYTES = 1 << 20
@@ -48,24 +48,36 @@ def _names(text: str) -> Fields:
 
 def _hosts(text: str) -> Fields:
     flag = "--allowed-hosts"
-    hosts = []
+    hosts: list[AllowedHost] = []
     for item in items(flag, text, MAX_HOSTS):
         host = parse_host(item.encode("utf-8", "replace"))
         if host is None or host.port == 0:
             raise SettingsError(f"{flag}: {item!r} is not HOST or HOST:PORT")
+        if host in hosts:
+            raise SettingsError(f"{flag} names {item!r} twice")
         hosts.append(host)
+    for host in hosts:
+        if host.port is not None and AllowedHost(host.name) in hosts:
+            raise SettingsError(f"{flag}: {host.name!r} lets in every port; leave out either it or its ports")
     return {"allowed_hosts": tuple(hosts)}
 
 
 def _origins(text: str) -> Fields:
     flag = "--cors-origin"
     origins = items(flag, text, MAX_ORIGINS)
+    if ANY in origins:
+        if len(origins) > 1:
+            raise SettingsError(f"{flag}: {ANY} lets in every origin; give it alone, or only the others")
+        return {"cors_origins": (ANY,)}
     for origin in origins:
-        if origin != ANY and not is_origin(origin):
+        sent = as_sent(origin)
+        if sent is None:
             raise SettingsError(
-                f"{flag}: {origin!r} is no origin, which is SCHEME://HOST or SCHEME://HOST:PORT in lower case, "
-                f"without a path or a slash at its end; {ANY} lets in every origin"
+                f"{flag}: {origin!r} is no origin of a page, which is SCHEME://HOST or SCHEME://HOST:PORT; {ANY} alone "
+                "lets in every origin"
             )
+        if sent != origin:
+            raise SettingsError(f"{flag}: {origin!r} is no origin as browsers send it; give {sent!r}")
     return {"cors_origins": tuple(origins)}
 
 
@@ -83,7 +95,7 @@ HTTP_FLAGS: tuple[Flag, ...] = (
     Flag("--served-model-name", "NAMES", "names of the model in the API, with commas; answers carry the first", _names),
     Flag("--api-key-file", "FILE", "API keys, one a line; every route but /health then asks for one", _key_file),
     Flag("--allowed-hosts", "HOSTS", "further HOST[:PORT]s that a request may name, with commas", _hosts),
-    Flag("--cors-origin", "ORIGINS", "origins whose web pages may use the API, with commas; * is any [none]", _origins),
+    Flag("--cors-origin", "ORIGINS", "origins whose web pages may use the API, with commas, or * [none]", _origins),
     _limit("--rate-limit-rpm", "POSTs a minute of one address; 0 is no limit [0]", "rate_limit_rpm", 0, 1_000_000),
     _limit("--max-connections", "open connections; 0 is no limit [4096]", "max_connections", 0, 1_000_000),
     _limit("--max-pending-requests", "POSTs answered at once [256]", "max_pending_requests", 1, 1_000_000),

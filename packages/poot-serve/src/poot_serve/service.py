@@ -21,6 +21,7 @@ from poot_models.text import TextModel
 from poot_serve import __version__
 from poot_serve.emit.answer import Heading
 from poot_serve.errors import (
+    RETRY_SECONDS,
     BodyTimeoutError,
     DrainingError,
     ModelNotFoundError,
@@ -163,16 +164,19 @@ class Service:
             case "draining":
                 raise _refused_by_drain()
             case "stalled":
-                raise RestartingError("the engine is silent and takes no requests", retry_after=self._recovery_seconds)
+                raise RestartingError("the engine is silent and takes no requests", retry_after=self.retry_seconds)
             case "restarting":
                 message = "the engine was lost and is being started again"
-                raise RestartingError(message, retry_after=self._recovery_seconds)
+                raise RestartingError(message, retry_after=self.retry_seconds)
             case "dead":
                 raise UnavailableError("the engine is not running")
 
     @property
-    def _recovery_seconds(self) -> int:
-        """About what a start of the engine takes."""
+    def retry_seconds(self) -> int:
+        """When a request that fails for the engine's state is worth another try: if the engine may come back, after
+        about what a start of it takes."""
+        if self.status not in ("stalled", "restarting"):
+            return RETRY_SECONDS
         return max(1, min(MOST_RECOVERY_SECONDS, math.ceil(sum(self.engine.info.start_seconds.values()))))
 
     def drain(self) -> None:

@@ -11,7 +11,7 @@ from poot_batch.errors import EngineDeadError, EngineDrainingError, EngineRestar
 from poot_batch.process import frames
 from poot_batch.process.incoming import Incoming
 from poot_batch.process.interface import EngineState
-from poot_batch.process.launch import Child, end_of
+from poot_batch.process.launch import Child, End
 from poot_batch.process.stream import CREDIT, Stream
 from poot_batch.process.totals import Totals
 from poot_batch.process.watch import Patience, Watch
@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 _STATS_SECONDS = 2.0
 # How long a process that was told to exit, or that closed its socket, may take.
 EXIT_SECONDS = 5.0
+# Bytes that the engine has not read at which it is sent no more requests: in one step of minutes, many may come and go.
+MOST_UNREAD = 256 * 2**20
 _BEATS = 4096
 
 
@@ -78,6 +80,8 @@ class ProcessEngine:
             raise EngineDrainingError("the engine takes no new requests: it is shutting down")
         if self.state == "stalled":
             raise EngineRestartingError("the engine is silent and takes no new requests; try again later")
+        if self._writer.transport.get_write_buffer_size() > MOST_UNREAD:
+            raise EngineRestartingError("the engine has not read the requests before this one; try again later")
         validate(request, self.info)
         if request.id in self._streams:
             raise ValueError(f"request id {request.id} is in use")
@@ -90,9 +94,11 @@ class ProcessEngine:
         return stream
 
     def cancel(self, request_id: int) -> None:
-        """End a request; unknown and ended ids are left alone."""
-        if request_id in self._streams:
+        """End a request; unknown and ended ids are left alone. It ends here and now: a silent engine hears of it later,
+        and what it says of the request then is dropped."""
+        if (stream := self._streams.get(request_id)) is not None:
             self._send(frames.Cancel(request_id))
+            self._finish(stream, Output(request_id=request_id, finish="abort"))
 
     def grant(self, request_id: int, tokens: int) -> None:
         if request_id in self._streams:
@@ -124,7 +130,6 @@ class ProcessEngine:
         except TimeoutError:
             for request_id in tuple(self._streams):
                 self.cancel(request_id)
-            await self._idle.wait()
 
     async def close(self) -> None:
         """See `EngineClient.close`. Calling again waits for the same end; a cancelled call does not stop it."""
@@ -142,8 +147,8 @@ class ProcessEngine:
             self._dead()
         await self.ended()
 
-    async def ended(self) -> str:
-        """Waits until the process is gone, and says why it is. What it held on this side is given back."""
+    async def ended(self) -> End:
+        """Waits until the process is gone, and says how it ended. What it held on this side is given back."""
         await self._gone.wait()
         code = await asyncio.to_thread(self._child.wait, EXIT_SECONDS)
         if code is None:
@@ -151,7 +156,7 @@ class ProcessEngine:
         await asyncio.wait({self._pump, *self._watching})
         self._writer.close()
         self._child.lifeline.close()
-        return f"{self._death}; its process {end_of(code)}" if self._death else f"its process {end_of(code)}"
+        return End(code, self._death)
 
     def _send(self, frame: frames.ToEngine) -> None:
         if self._state != "dead":

@@ -26,7 +26,8 @@ class RequestStream(Protocol):
     def __aiter__(self) -> AsyncIterator[Output]: ...
 
     def cancel(self) -> None:
-        """Free the row at the next step. Safe at any time, any number of times; ends the stream with "abort"."""
+        """End the stream with "abort", at once also if the engine is silent; its row is free at the engine's next step.
+        Safe at any time, any number of times."""
 
 
 class EngineClient(Protocol):

@@ -58,6 +58,22 @@ def end_of(code: int | None) -> str:
         return f"was ended by signal {-code}"
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a process ended: what `Child.wait` returned, and what it said last or was given up for, if anything."""
+
+    code: int | None
+    reason: str = ""
+
+    @property
+    def in_order(self) -> bool:
+        return self.code == 0 and not self.reason
+
+    def __str__(self) -> str:
+        how = f"its process {end_of(self.code)}"
+        return f"{self.reason}; {how}" if self.reason else how
+
+
 def launch_engine(command: Sequence[str] = WORKER) -> Child:
     """Start `command`, by default `poot_batch.process.worker`, with a socket pair for frames and one as its lifeline.
 

@@ -73,6 +73,9 @@ class SupervisedEngine:
         self._last_id = 0
         # Nothing is started any more; the engine that runs, if one does, may go on.
         self._final = False
+        # The engine that runs was told to end.
+        self._closing = False
+        self._restarting: asyncio.Task[None] | None = None
         self._supervising = asyncio.create_task(self._supervise())
 
     @property
@@ -111,13 +114,16 @@ class SupervisedEngine:
 
     async def close(self) -> None:
         await self._finish()
+        self._closing = self._closing or self._engine.state != "dead"
         await self._engine.close()
+        await asyncio.wait({self._supervising})
 
     async def _finish(self) -> None:
         """From now on nothing is started."""
         self._final = True
-        self._supervising.cancel()
-        await asyncio.wait({self._supervising})
+        if self._restarting is not None:
+            self._restarting.cancel()
+            await asyncio.wait({self._restarting})
 
     async def _supervise(self) -> None:
         try:
@@ -128,27 +134,40 @@ class SupervisedEngine:
             self._final = True
 
     async def _engine_after_engine(self) -> None:
-        """Returns when the last engine is lost."""
+        """Returns when the last engine is lost, or has ended as it was told to."""
         loop = asyncio.get_running_loop()
         # When the engine of now began to serve, if it is not the first.
         restarted: float | None = None
         while True:
-            why = await self._engine.ended()
-            if restarted is not None and loop.time() - restarted < self._window:
-                _log.error("the engine is lost again, %.0f s after its restart (%s)", loop.time() - restarted, why)
+            end = await self._engine.ended()
+            if self._closing and end.in_order:
                 return
-            _log.error("the engine is lost (%s): its requests end with an error, and it is started again", why)
+            if self._final:
+                _log.error("the engine is lost (%s) while the server drains, and is not started again", end)
+                return
+            if restarted is not None and loop.time() - restarted < self._window:
+                _log.error("the engine is lost again, %.0f s after its restart (%s)", loop.time() - restarted, end)
+                return
+            _log.error("the engine is lost (%s): its requests end with an error, and it is started again", end)
             lost = loop.time()
+            self._restarting = asyncio.create_task(self._restart())
+            await asyncio.wait({self._restarting})
+            if self._restarting.cancelled():
+                return
             try:
-                engine = await self._start(self._plan())
-                await self._check(engine)
+                self._restarting.result()
             except (StartError, TimeoutError, OSError) as error:
                 _log.error("the engine could not be started again: %s", str(error) or "it took too long")
                 return
-            self._engine, self.info = engine, engine.info
-            self._totals.restarts += 1
             restarted = loop.time()
             _log.warning("the engine serves again, after %.1f s", restarted - lost)
+
+    async def _restart(self) -> None:
+        """Put another engine in the place of the lost one. Raises StartError, TimeoutError or OSError."""
+        engine = await self._start(self._plan())
+        await self._check(engine)
+        self._engine, self.info = engine, engine.info
+        self._totals.restarts += 1
 
     def _plan(self) -> EngineConfig:
         """What the first engine settled on, as wishes."""

@@ -5,17 +5,26 @@ What is answered is always a configured value, never what the request said, and 
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from poot_serve.errors import OriginError
+from poot_serve.limits.host import MAX_PORT
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 ANY = "*"
 MAX_ORIGINS = 64
-# A serialised origin: no path, no trailing slash, and a port only if it is not the scheme's own.
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::(?P<port>[0-9]{1,5}))?")
+_URL = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.-]*)://"
+    r"(?:(?P<name>[a-z0-9._-]{1,253})|\[(?P<six>[0-9a-f:.]{2,45})\])(?::(?P<port>[0-9]{1,5}))?(?:[/?#].*)?",
+    re.ASCII | re.IGNORECASE,
+)
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+# There are no pages with these, or they are of the origin "null".
+_PAGELESS = ("blob", "data", "file", "ws", "wss")
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _PREFLIGHT = [
     # The wildcard does not cover Authorization. Browser builds of the official client send headers of their own.
     (b"access-control-allow-headers", b"authorization, *"),
@@ -25,14 +34,35 @@ _EXPOSED = (b"access-control-expose-headers", b"x-request-id, retry-after, www-a
 _VARY = (b"vary", b"origin")
 
 
-def is_origin(text: str) -> bool:
-    match = _ORIGIN.fullmatch(text)
-    return match is not None and (match["port"] is None or 1 <= int(match["port"]) <= 65_535)
+def as_sent(text: str) -> str | None:
+    """The origin of a page at the address `text`, as browsers write it (URL standard, "origin", and its serialisation):
+    in lower case, without a path, its port only if it is not the scheme's own. None for what is no page's address."""
+    match = _URL.fullmatch(text)
+    if match is None:
+        return None
+    scheme, host = match["scheme"].lower(), _host(match)
+    port = None if match["port"] is None else int(match["port"])
+    if host is None or scheme in _PAGELESS or (port is not None and not 1 <= port <= MAX_PORT):
+        return None
+    return f"{scheme}://{host}" if port in (None, _DEFAULT_PORTS.get(scheme)) else f"{scheme}://{host}:{port}"
+
+
+def _host(match: re.Match[str]) -> str | None:
+    """A name or an IP address as browsers write it; None for an address that they write in another way."""
+    try:
+        if match["six"] is not None:
+            six = ipaddress.IPv6Address(match["six"])
+            return None if six.ipv4_mapped else f"[{six}]"
+        name = match["name"].lower()
+        last = name.removesuffix(".").rpartition(".")[2]
+        return str(ipaddress.IPv4Address(name)) if _NUMBER.fullmatch(last) else name
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """The origins that a server lets in: exact ones, or any if `*` is among them."""
+    """The origins that a server lets in: exact ones, or `*` alone for any."""
 
     names: tuple[str, ...] = ()
 

@@ -10,8 +10,6 @@ from poot_serve.lower.generation import Lowered, Prompt, lower_generation
 from poot_serve.lower.prompt import prompt_tokens
 from poot_serve.protocol.chat import ChatRequest
 
-MAX_TOP_LOGPROBS = 20
-
 
 def lower_chat(wire: ChatRequest, *, text: TextModel, info: EngineInfo) -> Lowered:
     """Raises FieldError, UnsupportedFieldError, RequestError, TemplateRefusal, TemplateError or InvalidTextError."""
@@ -35,6 +33,4 @@ def _logprobs(wire: ChatRequest) -> int | None:
         return 0 if wire.logprobs else None
     if not wire.logprobs:
         raise FieldError("top_logprobs is only taken with logprobs: true", param="top_logprobs")
-    if not 0 <= wire.top_logprobs <= MAX_TOP_LOGPROBS:
-        raise FieldError(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}", param="top_logprobs")
     return wire.top_logprobs

@@ -14,6 +14,9 @@ from poot_serve.limits.json_text import check_json_text
 T = TypeVar("T", bound=msgspec.Struct)
 
 _AT = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
+_BOUND = re.compile(r"Expected `(?P<kind>\w+)` (?P<size>of length )?(?P<sign>[<>]=?) (?P<bound>\S+)")
+_SIGNS = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
+_UNITS = {"str": "character", "array": "item", "object": "member"}
 _MISSING = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
 MAX_NEUTRAL_BYTES = 64
 
@@ -56,6 +59,8 @@ def field_error(message: str) -> FieldError:
 
     >>> field_error("Expected `str`, got `int` - at `$.messages[0].role`").param
     'messages[0].role'
+    >>> str(field_error("Expected `array` of length <= 16 - at `$.stop`"))
+    'stop must have at most 16 items'
     """
     at = _AT.search(message)
     path = at["path"].replace("[...]", "") if at else ""
@@ -64,4 +69,15 @@ def field_error(message: str) -> FieldError:
     if missing is not None:
         path = f"{path}.{missing['field']}" if path else missing["field"]
         what = "this required field is missing"
+    elif at is not None and (bound := _BOUND.fullmatch(what)) is not None:
+        each = "each value of " if "[...]" in at["path"] else ""
+        return FieldError(f"{each}{path} must {_limit(bound)}", param=path)
     return FieldError(f"{path}: {what}" if path else what, param=path or None)
+
+
+def _limit(bound: re.Match[str]) -> str:
+    limit = f"{_SIGNS[bound['sign']]} {bound['bound']}"
+    if bound["size"] is None:
+        return f"be {limit}"
+    unit = _UNITS[bound["kind"]]
+    return f"have {limit} {unit}" if bound["bound"] == "1" else f"have {limit} {unit}s"

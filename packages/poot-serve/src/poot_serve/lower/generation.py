@@ -13,8 +13,6 @@ from poot_serve.errors import FieldError, UnsupportedFieldError
 from poot_serve.lower.sampling import sampling_params, wants_report
 from poot_serve.protocol.request import GenerationFields
 
-MAX_SALT_CHARS = 256
-MAX_N = 128
 MAX_CHOICES = 1024
 # Of all choices together: what one request may put on the wire to the engine, and what its answer may take to build.
 MAX_PROMPT_TOKENS = 1 << 22
@@ -75,8 +73,6 @@ def lower_generation(
     stream, n = bool(fields.stream), _n(fields)
     if fields.stream_options is not None and not stream:
         raise FieldError("stream_options is only taken with stream: true", param="stream_options")
-    if fields.cache_salt is not None and not 0 < len(fields.cache_salt) <= MAX_SALT_CHARS:
-        raise FieldError(f"cache_salt must have 1 to {MAX_SALT_CHARS} characters", param="cache_salt")
     if len(prompts) * n > MAX_CHOICES:
         raise FieldError(
             f"{len(prompts)} prompts with n {n} are more than {MAX_CHOICES} choices; send fewer at once", param="n"
@@ -114,12 +110,9 @@ def lower_generation(
 
 def _n(fields: GenerationFields) -> int:
     n = 1 if fields.n is None else fields.n
-    if not 1 <= n <= MAX_N:
-        raise FieldError(f"n must be between 1 and {MAX_N}, not {n}", param="n")
     best_of = n if fields.best_of is None else fields.best_of
     if best_of < n:
-        least = "at least 1" if best_of < 1 else f"no less than n, {n}"
-        raise FieldError(f"best_of must be {least}, not {best_of}", param="best_of")
+        raise FieldError(f"best_of must be no less than n, {n}, not {best_of}", param="best_of")
     if best_of > n:
         raise UnsupportedFieldError(
             "best_of is not supported by this server: it gives every choice that it makes; ask for them with n",

@@ -17,7 +17,7 @@ Guard = Callable[[str], str]
 
 
 def template_messages(messages: Sequence[Message], *, habits: Habits, guard: Guard) -> list[dict[str, Any]]:
-    """One dictionary a message, in order and in the forms that the template takes.
+    """One dictionary a message (of one or more), in order and in the forms that the template takes.
 
     A list of text parts stays one for a template that reads such lists; for others it becomes one string, joined by
     newlines. `developer` becomes `system` for a template that does not know the role, a call's arguments become an
@@ -25,8 +25,6 @@ def template_messages(messages: Sequence[Message], *, habits: Habits, guard: Gua
     goes through `guard` (`Tokenizer.guard`), so that the name of a control token in it stays text. Raises FieldError
     or UnsupportedFieldError.
     """
-    if not messages:
-        raise FieldError("messages must hold at least one message", param="messages")
     return [_message(message, f"messages[{index}]", habits, guard) for index, message in enumerate(messages)]
 
 

@@ -7,12 +7,7 @@ from poot_batch.request import EngineInfo
 from poot_models.text import TextModel
 from poot_serve.errors import FieldError
 from poot_serve.lower.conversation import rendered
-from poot_serve.protocol.tokens import DetokenizedPrompt, DetokenizeRequest, TokenizeRequest, Tokens
-
-# Characters of a text and tokens of a list: what would not hold a thread for long, and fits a body of 4 MiB and of a
-# million JSON values.
-MAX_CHARS = 1 << 19
-MAX_TOKENS = 1 << 19
+from poot_serve.protocol.tokens import MAX_CHARS, DetokenizedPrompt, DetokenizeRequest, TokenizeRequest, Tokens
 
 
 def tokenized(wire: TokenizeRequest, text: TextModel, info: EngineInfo) -> Tokens:
@@ -29,8 +24,7 @@ def tokenized(wire: TokenizeRequest, text: TextModel, info: EngineInfo) -> Token
     chat = messages is not None
     if len(prompt) > MAX_CHARS:
         raise FieldError(
-            f"the text has {len(prompt)} characters; at most {MAX_CHARS} are taken",
-            param="messages" if chat else "prompt",
+            f"the chat makes a text of {len(prompt)} characters; at most {MAX_CHARS} are taken", param="messages"
         )
     special = not chat if wire.add_special_tokens is None else wire.add_special_tokens
     tokens = text.tokenizer.encode(prompt, add_special=special, parse_special=chat)
@@ -38,9 +32,7 @@ def tokenized(wire: TokenizeRequest, text: TextModel, info: EngineInfo) -> Token
 
 
 def detokenized(wire: DetokenizeRequest, text: TextModel, info: EngineInfo) -> DetokenizedPrompt:
-    """The text of the tokens, control tokens by their names. Raises FieldError or InvalidTokenError."""
-    if len(wire.tokens) > MAX_TOKENS:
-        raise FieldError(f"tokens holds {len(wire.tokens)} ids; at most {MAX_TOKENS} are taken", param="tokens")
+    """The text of the tokens, control tokens by their names. Raises InvalidTokenError."""
     for token in (min(wire.tokens, default=0), max(wire.tokens, default=0)):
         if not 0 <= token < info.vocab_size:
             raise InvalidTokenError(

@@ -24,7 +24,7 @@ _ERRORS = {
     429: "There are more requests than this server takes; Retry-After says when to try again.",
     431: "The headers are larger than this server takes.",
     500: "The server failed on this request.",
-    503: "The server takes no work now; Retry-After, where it is there, says when to try again.",
+    503: "The server takes no work now; Retry-After says when to try again.",
 }
 _RETRY = (429, 503)
 _EVENT = (
@@ -102,7 +102,7 @@ def _operation(operation: Operation, *, keyed: bool) -> dict[str, Any]:
         made["requestBody"] = {"required": True, "content": {_JSON: content}}
     answers: dict[str, Any] = {"200": _answer(operation)}
     for status in operation.also:
-        answers[str(status)] = {**_answer(operation), "description": _ERRORS[status]}
+        answers[str(status)] = {**_answer(operation), "description": _ERRORS[status], "headers": _headers(status)}
     for status in sorted(operation.errors):
         if status != 401 or keyed:
             answers[str(status)] = {"$ref": f"#/components/responses/{_name(status)}"}
@@ -131,10 +131,13 @@ def _event(data: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _error(status: int, text: str) -> dict[str, Any]:
-    headers: dict[str, Any] = dict(_REQUEST_ID)
-    if status in _RETRY:
-        headers["Retry-After"] = {"$ref": "#/components/headers/Retry-After"}
-    return {"description": text, "headers": headers, "content": {_JSON: {"schema": _schema(ErrorBody)}}}
+    return {"description": text, "headers": _headers(status), "content": {_JSON: {"schema": _schema(ErrorBody)}}}
+
+
+def _headers(status: int) -> dict[str, Any]:
+    if status not in _RETRY:
+        return _REQUEST_ID
+    return {**_REQUEST_ID, "Retry-After": {"$ref": "#/components/headers/Retry-After"}}
 
 
 def _name(status: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import fields
 
-from poot_serve.openapi.bounds import BOUNDS
+from poot_serve.openapi.keywords import KEYWORDS
 
 REFERENCE = "#/components/schemas/{name}"
 
@@ -23,7 +23,7 @@ def components(kinds: Iterable[type[msgspec.Struct]], answers: Iterable[type[msg
             schema["required"] = _always(written[name])
         elif not schema.get("required"):
             schema.pop("required", None)
-        for field, keywords in BOUNDS.get(name, {}).items():
+        for field, keywords in KEYWORDS.get(name, {}).items():
             _add(schema["properties"][field], keywords)
         for property_ in schema.get("properties", {}).values():
             _tidy(property_)

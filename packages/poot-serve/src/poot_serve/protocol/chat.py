@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from poot_serve.protocol.report import Report
-from poot_serve.protocol.request import GenerationFields
+from poot_serve.protocol.request import GenerationFields, PositiveCount
 from poot_serve.protocol.usage import Usage
+
+MAX_TOP_LOGPROBS = 20
+MAX_TEMPLATE_KWARGS = 16
+MAX_EFFORT_CHARS = 64
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -44,6 +48,11 @@ class Message(msgspec.Struct, frozen=True):
     reasoning: str | None = None
 
 
+Messages = Annotated[list[Message], Meta(min_length=1)]
+Effort = Annotated[str, Meta(max_length=MAX_EFFORT_CHARS)]
+TemplateKwargs = Annotated[dict[str, Any], Meta(max_length=MAX_TEMPLATE_KWARGS)]
+
+
 class TemplateFields(Protocol):
     """The fields of a request that say what a chat template is given beside the messages, and where its text ends."""
 
@@ -58,14 +67,15 @@ class TemplateFields(Protocol):
 
 
 class ChatRequest(GenerationFields, frozen=True, kw_only=True):
-    messages: list[Message]
-    max_completion_tokens: int | None = None
+    messages: Messages
+    max_tokens: PositiveCount | None = None
+    max_completion_tokens: PositiveCount | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    reasoning_effort: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
 
 
 class Alternative(msgspec.Struct, frozen=True):

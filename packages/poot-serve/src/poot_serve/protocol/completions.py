@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
+from poot_batch.request.params import MAX_LOGPROBS
 from poot_serve.protocol.report import Report
 from poot_serve.protocol.request import GenerationFields
 from poot_serve.protocol.usage import Usage
 
+TokenIds = Annotated[list[int], Meta(min_length=1)]
+
 
 class CompletionRequest(GenerationFields, frozen=True, kw_only=True):
-    prompt: str | list[int | str | list[int]]
-    logprobs: int | None = None
+    prompt: str | Annotated[list[int | str | TokenIds], Meta(min_length=1)]
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from poot_serve.protocol.chat import Message
+from poot_serve.protocol.chat import Effort, Messages, TemplateKwargs
+
+# Characters of a text and tokens of a list: what would not hold a thread for long, and fits a body of 4 MiB and of a
+# million JSON values.
+MAX_CHARS = 1 << 19
+MAX_TOKENS = 1 << 19
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,13 +22,13 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str | None = None
-    prompt: str | None = None
-    messages: list[Message] | None = None
+    prompt: Annotated[str, Meta(max_length=MAX_CHARS)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    reasoning_effort: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +41,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], Meta(max_length=MAX_TOKENS)]
 
 
 class DetokenizedPrompt(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
+from poot_batch.errors import EngineDeadError, EngineDrainingError
 from poot_serve.emit.answer import Answer, Asked
 from poot_serve.emit.chat import ChatAnswer
 from poot_serve.emit.completions import CompletionAnswer
@@ -115,7 +116,11 @@ class GenerationRoute(Generic[T]):
         heading = service.heading(api.id_prefix)
         asked = Asked(lowered.logprobs, lowered.include_usage, echoes)
         timer = RequestTimer(service.metrics, began, streamed=lowered.stream)
-        choices = await open_choices(service.engine, tokenizer, lowered, echoes)
+        try:
+            choices = await open_choices(service.engine, tokenizer, lowered, echoes)
+        except (EngineDeadError, EngineDrainingError):
+            service.check_serving()  # as it would have been refused a moment later
+            raise
         settings = service.settings
         waits = settings.keep_alive_seconds, settings.write_timeout_seconds, settings.queue_wait_seconds
         answer = api.answer(heading, tokenizer, asked)

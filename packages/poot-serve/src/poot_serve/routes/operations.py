@@ -6,6 +6,7 @@ from prometheus_client.metrics_core import Metric
 from starlette.requests import Request
 from starlette.responses import Response
 
+from poot_batch.errors import EngineDeadError
 from poot_serve import __version__
 from poot_serve.metrics import PROMETHEUS_TYPE, Front, to_json, to_prometheus
 from poot_serve.protocol.models import Health
@@ -18,7 +19,8 @@ class OperationRoutes:
         self._service = service
 
     async def health(self, request: Request) -> Response:
-        """200 while the engine serves, else 503; the body says which engine plan runs."""
+        """200 while the engine serves, else 503, with the Retry-After of a refusal; the body says which engine plan
+        runs."""
         service, info = self._service, self._service.engine.info
         health = Health(
             status=service.status,
@@ -29,7 +31,9 @@ class OperationRoutes:
             max_seq=info.max_seq,
             version=__version__,
         )
-        return json_response(health, status=200 if health.status == "serving" else 503)
+        if health.status == "serving":
+            return json_response(health)
+        return json_response(health, status=503, headers={"retry-after": str(service.retry_seconds)})
 
     async def metrics(self, request: Request) -> Response:
         """While the engine does not answer, or is being started again, the figures told last, with `poot_engine_up` 0;
@@ -42,6 +46,10 @@ class OperationRoutes:
 
     async def _families(self) -> list[Metric]:
         service, engine = self._service, self._service.engine
-        stats = await engine.stats()
+        try:
+            stats = await engine.stats()
+        except EngineDeadError:
+            service.check_serving()
+            raise
         front = Front(engine.state in ("serving", "draining"), service.pending, service.receiving)
         return service.metrics.families(engine.info, stats, front)
