@@ -30,6 +30,12 @@ def chain_matrices(device: RandomDevice) -> list[torch.Tensor]:
     return [device.matrices[name] for name in names if tied or name != ("token_embd.weight",)]
 
 
+def packed_bytes(device: RandomDevice) -> int:
+    """Bytes of packed matrices that one decode step reads."""
+    tied = ("output.weight",) not in device.packed
+    return sum(size for names, size in device.packed.items() if tied or names != ("token_embd.weight",))
+
+
 class Chain:
     """All matrix products of one decode step by cuBLAS, in a CUDA graph, over the engine's own matrices."""
 

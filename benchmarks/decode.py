@@ -4,8 +4,10 @@
     python benchmarks/decode.py --context 32768 [--rows 1,8] [--check]
 
 Prints milliseconds a step, in-process, greedy, every overhead in, and the ratio to the cuBLAS chain: all matrix
-products of one decode step over the engine's own matrices, in a CUDA graph, timed just before the engine's steps. A
-width that lies between two others must be on the same curve: at most 5 % above the straight line between them.
+products of one decode step over the engine's own matrices, in a CUDA graph, timed just before the engine's steps. Of
+packed weights (8b-q4km) the ratio is to their bytes at the rate of a copy.
+
+A width that lies between two others must be on the same curve: at most 5 % above the straight line between them.
 
 From 4,096 tokens of context on, prints what attention reaches: the bytes of the keys and values that a step reads over
 the device time of its attention kernels, against the copy rate. The rows' earlier keys and values are noise, not read.
@@ -22,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 import torch
-from ceilings import Chain, chain_matrices, copy_rate
+from ceilings import Chain, chain_matrices, copy_rate, packed_bytes
 from kernel_times import attribute, spans, table
 from shapes import BACKENDS, SHAPES, RandomCuda, RandomInterpreter, engine, open_random, start, stop
 
@@ -30,8 +32,8 @@ from poot_batch.engine import Engine
 
 # rows: ratio to the cuBLAS chain, or milliseconds a step, that must be reached
 RATIO = {"8b": {1: 1.07, 8: 1.09, 32: 1.15, 64: 1.24, 128: 1.34, 256: 1.32}}
-STEP_MS = {"135m": {1: 0.9, 32: 1.3, 256: 2.7}}
-ROWS = {"8b": "1,3,8,32,48,64,128,136,200,256", "135m": "1,32,256", "tiny": "1,2,3,4"}
+STEP_MS = {"135m": {1: 0.9, 32: 1.3, 256: 2.7}, "8b-q4km": {1: 2.4, 8: 3.2, 32: 4.5, 128: 7.0}}
+ROWS = {"8b": "1,3,8,32,48,64,128,136,200,256", "8b-q4km": "1,2,4,8,16,32,64,128,256", "135m": "1,32,256"}
 CURVE = 1.05  # an odd width over the line between its neighbours
 LONG = 4096  # context from which attention is measured
 LONG_ROWS = {8192: "1,8,32", 32768: "1,8"}
@@ -87,18 +89,20 @@ def off_curve(taken: Mapping[int, float], rows: int, anchors: list[int]) -> floa
 
 def decode_lines(arguments: argparse.Namespace, rows: list[int]) -> Iterator[bool]:
     """The table, then the verdicts over the curve."""
+    rate = copy_rate() if SHAPES[arguments.shape].packed and arguments.backend == "ptx" else float("nan")
     device = open_random(arguments.backend)
     running = engine(arguments.shape, device, max(rows), max(1024, arguments.context + 2 * arguments.steps + 256))
     ratios, limits = RATIO.get(arguments.shape, {}), STEP_MS.get(arguments.shape, {})
     taken: dict[int, float] = {}
     for n in rows:
         start(running, n, arguments.context, read=False, tokens=room(arguments))
-        chain = chain_ms(device, n)
+        chain = packed_bytes(device) / rate * 1e3 if device.packed else chain_ms(device, n)
         # The chain's timing waited for the step in flight: without these the first one measured would cost nothing.
         decode(running, n, REFILL)
         taken[n] = decode(running, n, arguments.steps)
         ratio = taken[n] / chain
-        line = f"{n:4} rows: {taken[n]:7.3f} ms a step, products {chain:7.3f} ms, ratio {ratio:.3f}"
+        what = "reading" if device.packed else "products"
+        line = f"{n:4} rows: {taken[n]:7.3f} ms a step, {what} {chain:7.3f} ms, ratio {ratio:.3f}"
         for reach, found in ((ratios.get(n), ratio), (limits.get(n), taken[n])):
             if reach is not None:
                 line += f" {verdict(found <= reach)} (reach {reach})"
@@ -167,7 +171,7 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.manual_seed(0)
     long = arguments.context >= LONG
-    default = LONG_ROWS.get(arguments.context, "1,8") if long else ROWS[arguments.shape]
+    default = LONG_ROWS.get(arguments.context, "1,8") if long else ROWS.get(arguments.shape, "1,2,3,4")
     rows = sorted({int(n) for n in (arguments.rows or default).split(",")})
     passed = list(attention_lines(arguments, rows) if long else decode_lines(arguments, rows))
     return int(arguments.check and not all(passed))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from poot_batch.driver import ModelDriver, prepare_model
+from poot_batch.driver import ModelDriver, prepare_model, prompt_step_ms
 from poot_batch.engine import Engine
 from poot_batch.kv import KvSpace
 from poot_batch.request import EngineInfo, GenerateRequest, SamplingParams
@@ -19,7 +19,8 @@ from poot_batch.schedule import Sequence as Running
 from poot_executor.backends.cuda.device import CudaDevice
 from poot_executor.backends.triton.device import TritonDevice
 from poot_executor.backends.triton.memory import TorchAllocation
-from poot_executor.encodings import Dense
+from poot_executor.backends.triton.packed import Segment, packed_room
+from poot_executor.encodings import Dense, Encoding, Ggml
 from poot_executor.ir.types import DType
 from poot_executor.kernels import WeightForm
 from poot_executor.memory.account import MemoryClass
@@ -43,6 +44,7 @@ class Shape:
     head_dim: int
     vocabulary: int
     tied: bool
+    packed: bool = False  # as a Q4_K_M file, else bfloat16
 
     def kv_bytes(self, element: int = 2) -> int:
         """Bytes of keys and values of one position in one layer."""
@@ -54,6 +56,7 @@ SHAPES = {
     "135m": Shape(30, 576, 1536, 9, 3, 64, 49152, True),
     "tiny": Shape(2, 256, 512, 4, 2, 64, 1024, False),
 }
+SHAPES |= {f"{name}-q4km": replace(SHAPES[name], packed=True) for name in ("8b", "tiny")}
 
 
 @dataclass(frozen=True)
@@ -62,16 +65,18 @@ class Absent:
 
     name: str
     shape: tuple[int, ...]
-    encoding: Dense
+    encoding: Encoding
 
 
 class RandomDevice(Protocol):
-    """A device whose weights and KV pools are noise. `matrices` are those it holds, by the names side by side in them.
+    """A device whose weights and KV pools are noise. `matrices` are those it holds, by the names side by side in them;
+    `packed` are the bytes of those that are packed.
 
     Noise and not zeros: what data toggles decides the power a GPU takes, and with it the clocks.
     """
 
     matrices: dict[tuple[str, ...], torch.Tensor]
+    packed: dict[tuple[str, ...], int]
 
 
 def _noise(device: TritonDevice, form: WeightForm, sources: Sequence[Any]) -> torch.Tensor:
@@ -90,7 +95,29 @@ def _filled(device: TritonDevice, kind: MemoryClass, made: TorchAllocation) -> T
     return made
 
 
-def _hold(device: RandomCuda | RandomInterpreter, form: WeightForm, sources: Sequence[Any]) -> torch.Tensor:
+def _packed_noise(device: TritonDevice, form: WeightForm, sources: Sequence[Any]) -> tuple[Segment, ...]:
+    """Random codes; scales for which weights are about as large as those of `_noise`."""
+    device.account.add("weights", form.nbytes)
+    segments = packed_room(sources, device.torch_device)
+    for segment in segments:
+        for plane in segment.planes:
+            bits = torch.iinfo(plane.dtype)
+            plane.random_(bits.min, bits.max)
+        assert segment.unit is not None
+        if segment.layout.minimum:
+            segment.scale.random_(0, 2**14).bitwise_and_(0x3F3F)
+            halves = torch.tensor([1.4e-4, 1e-3], dtype=torch.float16).view(torch.int32)
+            segment.unit.fill_(int(halves))
+        else:
+            segment.scale.random_(-128, 127)
+            segment.unit.fill_(1.5e-5)
+    return segments
+
+
+def _hold(device: RandomCuda | RandomInterpreter, form: WeightForm, sources: Sequence[Any]) -> Any:
+    if form.layout == "packed":
+        device.packed[form.names] = form.nbytes
+        return _packed_noise(device, form, sources)
     made = _noise(device, form, sources)
     if made.dim() == 2:
         device.matrices[form.names] = made
@@ -103,6 +130,7 @@ class RandomCuda(CudaDevice):
     def __init__(self) -> None:
         super().__init__()
         self.matrices: dict[tuple[str, ...], torch.Tensor] = {}
+        self.packed: dict[tuple[str, ...], int] = {}
 
     hold = _hold
 
@@ -116,6 +144,7 @@ class RandomInterpreter(TritonDevice):
     def __init__(self) -> None:
         super().__init__("cpu", "interpreter", DType.F32)
         self.matrices: dict[tuple[str, ...], torch.Tensor] = {}
+        self.packed: dict[tuple[str, ...], int] = {}
 
     hold = _hold
 
@@ -145,7 +174,22 @@ def weights(shape: Shape) -> Mapping[str, Absent]:
             f"blk.{layer}.ffn_up": (shape.ff, shape.hidden),
             f"blk.{layer}.ffn_down": (shape.hidden, shape.ff),
         }
-    return {f"{name}.weight": Absent(f"{name}.weight", size, Dense("BF16")) for name, size in sizes.items()}
+    made = (Absent(f"{name}.weight", size, _encoding(shape, name, size)) for name, size in sizes.items())
+    return {weight.name: weight for weight in made}
+
+
+def _encoding(shape: Shape, name: str, size: tuple[int, ...]) -> Encoding:
+    """What llama.cpp's quantiser takes for Q4_K_M (`llama_tensor_get_type`): Q6_K for the head, and in half of the
+    layers for values and the feed-forward network's way back."""
+    if not shape.packed or len(size) == 1:
+        return Dense("BF16")
+    if name == "output":
+        return Ggml("Q6_K")
+    if name.endswith(("attn_v", "ffn_down")):
+        layer, eighth = int(name.split(".")[1]), shape.layers // 8
+        if layer < eighth or layer >= 7 * shape.layers // 8 or (layer - eighth) % 3 == 2:
+            return Ggml("Q6_K")
+    return Ggml("Q4_K")
 
 
 def handle(name: str) -> ModelHandle:
@@ -174,7 +218,8 @@ def engine(name: str, device: RandomCuda | RandomInterpreter, rows: int, max_seq
         decode_dispatches=0, decode_activation_peak_bytes=0, prefill_dispatches=0, prefill_activation_peak_bytes=0,
     )  # fmt: skip
     kv = KvSpace(prepared.shape.block, found.blocks, prepared.shape.tables)
-    return Engine(ModelDriver(prepared), kv, info, None, capacity=prepared.shape.tokens)
+    driver, most = ModelDriver(prepared), prepared.shape.tokens
+    return Engine(driver, kv, info, None, capacity=most, prompt_step_ms=prompt_step_ms(device))
 
 
 @contextmanager

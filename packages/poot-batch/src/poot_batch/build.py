@@ -49,7 +49,7 @@ def build_engine(
         times.mark("device")
         text = loading.result()
         times.mark("text")
-    from poot_batch.driver import ModelDriver, prepare_model
+    from poot_batch.driver import ModelDriver, prepare_model, prompt_step_ms
 
     ends = text.tokenizer.eog_ids
 
@@ -69,6 +69,7 @@ def build_engine(
         text.tokenizer,
         capacity=shape.tokens,
         default_max_tokens=config.default_max_tokens,
+        prompt_step_ms=prompt_step_ms(device),
     )
     return engine, text
 

@@ -18,15 +18,13 @@ from poot_batch.schedule import PromptBudget, Scheduler, Sequence, StepPlan, Ste
 from poot_executor.errors import DeviceError
 from poot_models.text import Tokenizer
 
-# What a prompt may add to the gap between two tokens of a running row.
-PROMPT_STEP_MS = 150.0
-
 
 class Engine:
     """The loop over one driver. Not thread-safe: one thread submits and steps.
 
     Every request that `submit` accepts ends exactly once, with an output that has `finish` set. `capacity` bounds the
-    tokens of a step; `default_max_tokens` is what a request gets that names no number, if its row has that many left.
+    tokens of a step, `prompt_step_ms` its time while rows wait for their next token; `default_max_tokens` is what a
+    request gets that names no number, if its row has that many left.
     """
 
     def __init__(
@@ -38,12 +36,13 @@ class Engine:
         *,
         capacity: int,
         default_max_tokens: int | None = None,
+        prompt_step_ms: float = 150.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.info = info
         self._driver, self._kv, self._clock = driver, kv, clock
         self._default_max_tokens = default_max_tokens
-        budget = PromptBudget(PROMPT_STEP_MS, capacity)
+        budget = PromptBudget(prompt_step_ms, capacity)
         self._scheduler = Scheduler(info.rows, kv, budget, capacity, driver.score_capacity)
         self._committer = Committer(frozenset(info.eos_ids), tokenizer, self._scheduler.finish)
         self._sequences: dict[int, Sequence] = {}

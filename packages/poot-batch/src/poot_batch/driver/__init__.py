@@ -2,6 +2,6 @@
 
 from poot_batch.driver.interface import Driver, Ticket
 from poot_batch.driver.model_driver import ModelDriver
-from poot_batch.driver.startup import Prepared, prepare_model
+from poot_batch.driver.startup import Prepared, prepare_model, prompt_step_ms
 
-__all__ = ["Driver", "ModelDriver", "Prepared", "Ticket", "prepare_model"]
+__all__ = ["Driver", "ModelDriver", "Prepared", "Ticket", "prepare_model", "prompt_step_ms"]

@@ -84,6 +84,12 @@ def most_tokens(device: Device) -> int:
     return 2048 if device.records else 512
 
 
+def prompt_step_ms(device: Device) -> float:
+    """How long a step with parts of prompts may be while rows wait for their next token: on a device that records,
+    about what the largest step takes at a short context."""
+    return 60.0 if device.records else 150.0
+
+
 def _shape(model: ModelHandle, device: Device, rows: int, max_seq: int, step_tokens: int) -> StepShape:
     """With pools of one sequence of full length: the fit says how large they may be."""
     tokens = max(rows, min(step_tokens, max_seq))
