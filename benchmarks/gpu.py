@@ -78,6 +78,7 @@ CASES = (
           modules=REFERENCE),
     bench("decode-135m", 150, "decode", "--shape", "135m"),
     bench("decode-8b", 300, "decode", "--shape", "8b"),
+    bench("packed-products", 180, "packed_products", "--rows", "1,8,32,128"),
     bench("decode-8b-q4km", 240, "decode", "--shape", "8b-q4km"),
     bench("context-8192", 240, "decode", "--shape", "8b", "--context", "8192"),
     bench("context-32768", 240, "decode", "--shape", "8b", "--context", "32768"),

@@ -101,12 +101,14 @@ def packed_room(sources: Sequence[WeightSource], device: str) -> tuple[Segment, 
         rows = source.shape[0]
         if index and layout_of(sources[index - 1].encoding) == layout:
             rows += segments.pop().rows
-        segments.append(_segment(layout, first + source.shape[0] - rows, rows, source.shape[1], device))
+        segments.append(empty_segment(layout, first + source.shape[0] - rows, rows, source.shape[1], device))
         first += source.shape[0]
     return tuple(segments)
 
 
-def _segment(layout: Layout, first: int, rows: int, width: int, device: str) -> Segment:
+def empty_segment(layout: Layout, first: int, rows: int, width: int, device: str) -> Segment:
+    """Room for (rows, width) elements."""
+
     def room(columns: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(rows, columns, dtype=dtype, device=device)
 

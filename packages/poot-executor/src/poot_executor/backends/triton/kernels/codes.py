@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from poot_executor.backends.triton.kernels.kernel import prefetch
 from poot_executor.backends.triton.packed import Segment
 
 
@@ -43,6 +44,13 @@ def _pairs(plane, at, mask):
     """Of a plane of two bits."""
     word = tl.load(plane + at, mask=mask, other=0).to(tl.int32) & 0xFFFF
     return ((word << 14) | word) & 0x03030303, ((word << 10) | (word >> 4)) & 0x03030303
+
+
+@triton.jit
+def fetch_ahead(low, line, first, k8, LOW: tl.constexpr):
+    """Bring the first 512 bytes or so of these rows' low plane, from oct `first` on, to the cache of the device."""
+    STEP: tl.constexpr = 64 if LOW == 2 else 32  # octs in 128 bytes
+    prefetch(low + line[:, None] * k8 + tl.minimum(first + tl.arange(0, 4) * STEP, k8 - 1)[None, :])
 
 
 @triton.jit

@@ -14,8 +14,14 @@ import triton
 import triton.language as tl
 
 from poot_executor.backends.triton.kernels.arrange import QUANTISED, Quantised
-from poot_executor.backends.triton.kernels.codes import codes, constants, fetch_scales, plane_tensors, scales
-from poot_executor.backends.triton.kernels.kernel import begin_kernel
+from poot_executor.backends.triton.kernels.codes import (
+    codes,
+    constants,
+    fetch_ahead,
+    fetch_scales,
+    plane_tensors,
+    scales,
+)
 from poot_executor.backends.triton.kernels.pointwise import gated
 from poot_executor.backends.triton.kernels.products import Around
 from poot_executor.backends.triton.packed import OCT, Segment
@@ -24,7 +30,8 @@ from poot_executor.ops.deferred import SQUARES
 # Rows of a step up to which this is the way: with more, matrix units are faster.
 MOST_ROWS = 8
 _OCTS = 128  # octs of a step along the columns
-_OUTS = 4  # rows of the weight that a program has
+_OUTS = 4  # rows of the weight that a program has, of gate and of up if they are two
+_STAGES = 1  # steps whose loads are under way
 
 
 @triton.jit
@@ -59,7 +66,12 @@ def _packed_few(
     k8 = octs * 4
     of_oct = tl.arange(0, OCTS)
     of_group = tl.arange(0, COUNT)
-    begin_kernel(PDL)
+    if PDL:
+        # The next kernel may start at once: while this one streams weights there is room for programs that wait.
+        tl.extra.cuda.gdc_launch_dependents()
+        of_line = tl.arange(0, OUTS)
+        fetch_ahead(low, tl.minimum(begin + of_line // EACH, n - 1) + of_line % EACH * n, 0, k8, LOW)
+        tl.extra.cuda.gdc_wait()
     totals = ()
     for _ in tl.static_range(ROWS * OUTS):
         totals = totals + (tl.zeros((COUNT,), tl.float32),)  # type: ignore[assignment]
@@ -150,5 +162,5 @@ def packed_few(x: Quantised, segment: Segment, around: Around, device: Any) -> C
     return lambda: _packed_few[grid](
         x.quads, x.scale, sums, *tensors, locks, n, octs // 4, of.out.stride(0), of.eps, of.offset,
         ROWS=rows, OUTS=_OUTS if of.gate is None else 2 * _OUTS, OCTS=_OCTS, EVEN=octs % _OCTS == 0,
-        **constants(segment), **of.constants(), DP4A=device.dp4a, STAGES=1, num_warps=1, **device.launch,
+        **constants(segment), **of.constants(), DP4A=device.dp4a, STAGES=_STAGES, num_warps=1, **device.launch,
     )  # fmt: skip

@@ -15,8 +15,14 @@ import torch
 import triton
 import triton.language as tl
 
-from poot_executor.backends.triton.kernels.codes import codes, constants, fetch_scales, plane_tensors, scales
-from poot_executor.backends.triton.kernels.kernel import begin_kernel
+from poot_executor.backends.triton.kernels.codes import (
+    codes,
+    constants,
+    fetch_ahead,
+    fetch_scales,
+    plane_tensors,
+    scales,
+)
 from poot_executor.backends.triton.kernels.products import Around, finish_tile, squares_of_rows, sum_parts
 from poot_executor.backends.triton.packed import OCT, Segment
 
@@ -80,7 +86,14 @@ def _packed_tiles(
     number, halves = fetch_scales(scale, unit, group, inside, GROUP, MULTIPLES)
     if GATE > 0:
         up_number, up_halves = fetch_scales(scale, unit, group + n * (k8 // WIDE), inside, GROUP, MULTIPLES)
-    begin_kernel(PDL)
+    if PDL:
+        # The next kernel may start at once: while this one streams weights there is room for programs that wait.
+        tl.extra.cuda.gdc_launch_dependents()
+        line = tl.minimum(of_n, n - 1)
+        fetch_ahead(low, line, begin, k8, LOW)
+        if GATE > 0:
+            fetch_ahead(low, line + n, begin, k8, LOW)
+        tl.extra.cuda.gdc_wait()
     wanted = (of_m[None, :] < rows) & (of_n[:, None] < n)
     norm = 0.0
     kept = 0.0
@@ -128,7 +141,7 @@ def _packed_tiles(
 
 
 @dataclass(frozen=True, slots=True)
-class _Tiling:
+class Tiling:
     """A program's tile: `bn` rows of the weight, `bm` of the step; `octs` columns a step, `split` parts of all."""
 
     bn: int
@@ -139,7 +152,7 @@ class _Tiling:
     warps: int
 
 
-def _tiling(rows: int, n: int, octs: int, *, gated: bool, size: int, processors: int, shared: int) -> _Tiling:
+def _tiling(rows: int, n: int, octs: int, *, gated: bool, size: int, processors: int, shared: int) -> Tiling:
     """`size`: bytes of an activation. Within `shared` bytes; two programs a processor, if there is work for them."""
     bm = max(16, int(triton.next_power_of_2(rows)))
     while max((step := 16 if bm > 128 else 32) * bm * OCT * size, bm * 128 * 4) + _RESERVED > shared:
@@ -150,7 +163,7 @@ def _tiling(rows: int, n: int, octs: int, *, gated: bool, size: int, processors:
     while not gated and split * tiles <= processors and octs >= 2 * split * 64 and 2 * split * tiles <= _MOST_PARTS:
         split *= 2
     stages = max(1, min(2 if bm >= 128 else 3, (shared - _RESERVED) // each))
-    return _Tiling(bn, bm, step, split, stages, warps)
+    return Tiling(bn, bm, step, split, stages, warps)
 
 
 def parts_bytes(rows: int) -> int:

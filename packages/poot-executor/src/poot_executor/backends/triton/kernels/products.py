@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from poot_executor.backends.triton.kernels.kernel import prefetch
 from poot_executor.backends.triton.kernels.pointwise import GATES, gated
 from poot_executor.ops.deferred import SQUARES
 
@@ -45,11 +46,9 @@ def _fetch_ahead(w, of_n, first, n, k, GATE: tl.constexpr):
     """Bring a tile's first weights into the cache of the device, 1 KiB of each row, while earlier kernels run."""
     column = tl.minimum(first + tl.arange(0, 8) * 64, k - 1)
     line = tl.minimum(of_n, n - 1).to(tl.int64)[:, None] * k + column[None, :]
-    code: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
-    tl.inline_asm_elementwise(code, "=r,l", [(w + line).to(tl.int64)], tl.int32, is_pure=False, pack=1)
+    prefetch(w + line)
     if GATE > 0:
-        line += n.to(tl.int64) * k
-        tl.inline_asm_elementwise(code, "=r,l", [(w + line).to(tl.int64)], tl.int32, is_pure=False, pack=1)
+        prefetch(w + line + n.to(tl.int64) * k)
 
 
 @triton.jit
