@@ -74,6 +74,8 @@ CASES = (
     bench("batch-equal", 150, "batch_equal", "--model", "{smollm2}"),
     bench("parity-smollm2", 240, "parity", "--backend", "ptx", "--margin", "0.3", "--model", "{smollm2}",
           modules=REFERENCE),
+    bench("parity-smollm2-q8", 240, "parity", "--backend", "ptx", "--margin", "0.3", "--model", "{smollm2}",
+          "--reencode", "Q8_0", modules=REFERENCE),
     bench("parity-gemma", 300, "parity", "--backend", "ptx", "--margin", "0.3", "--model", "{gemma}",
           modules=REFERENCE),
     bench("decode-135m", 150, "decode", "--shape", "135m"),

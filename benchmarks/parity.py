@@ -14,8 +14,10 @@ import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
+from reencode import ENCODINGS, reencode
 from reference import MARGIN, forced_logits, judge, load_prompts, packaged_gemma, packaged_smollm2, reference_model
 
 from poot_batch import LLM, SamplingParams
@@ -106,10 +108,18 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=9)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--margin", type=float, default=MARGIN, help="logits closer than this are a tie")
+    parser.add_argument("--reencode", choices=ENCODINGS, default=None, help="the model's matrices, so encoded anew")
     arguments = parser.parse_args()
     names = list(MODELS) if arguments.model == "all" else [arguments.model]
     models = {name: MODELS[name]() if name in MODELS else Path(name) for name in names}
-    passed = [check_model(name if name in MODELS else path.stem, path, arguments) for name, path in models.items()]
+    passed = []
+    for name, path in models.items():
+        with TemporaryDirectory() as folder:
+            read = path
+            if arguments.reencode:
+                read = Path(folder) / f"{path.stem}-{arguments.reencode}.gguf"
+                reencode(path, arguments.reencode, read)
+            passed.append(check_model(name if name in MODELS else path.stem, read, arguments))
     if not arguments.check:
         return 0
     print("PASS" if all(passed) else "FAIL")
