@@ -111,7 +111,7 @@ def _packed_few(
             value = tl.sum(totals[i * EACH * ROWS + row])
             up = tl.sum(totals[(2 * i + 1) * ROWS + row]) if GATE > 0 else 0.0
             if PIECES > 0:
-                factor = _norm_factor(squares, row, k8 // 8, k8 * 8, eps, PIECES)
+                factor = _norm_factor(squares, row, tl.cdiv(k8, 8), k8 * 8, eps, PIECES)
                 value *= factor
                 up *= factor
             if BIAS:

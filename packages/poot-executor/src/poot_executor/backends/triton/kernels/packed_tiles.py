@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from poot_executor.backends.triton.kernels.codes import (
     plane_tensors,
     scales,
 )
-from poot_executor.backends.triton.kernels.products import Around, finish_tile, squares_of_rows, sum_parts
+from poot_executor.backends.triton.kernels.products import Around, finish_tile, keep_part, squares_of_rows, sum_parts
 from poot_executor.backends.triton.packed import OCT, Segment
 
 MOST_ROWS = 256
@@ -34,6 +35,7 @@ MOST_NORMED = 64
 # Float32 results of parts: room for so many tiles' rows at most.
 _MOST_PARTS = 512
 _MOST_WORDS = 8  # bytes of an oct's planes
+_MOST_ALIGNED = 64  # octs of which rows are told to be multiples
 _RESERVED = 8 * 2**10  # bytes of shared memory for what is not a stage
 
 
@@ -58,29 +60,31 @@ def _scales_of_octs(
 def _packed_tiles(
     x, low, high, scale, unit, bias, squares, residual, gain, out, scaled, sums, parts, locks,
     rows, n, octs, span, splits, pitch, eps, offset,
-    BN: tl.constexpr, OCTS: tl.constexpr, BM: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr,
+    BN: tl.constexpr, OCTS: tl.constexpr, BM: tl.constexpr, ALIGNED: tl.constexpr, STAGES: tl.constexpr,
     SPLIT: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr,
     MINIMUM: tl.constexpr, MULTIPLES: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, PIECES: tl.constexpr,
     RESIDUAL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Rows tile*BN on of the weight (of gate and up: n apart), octs part*span on, all in fours, of a block of BM rows.
+    """Rows tile*BN on of the weight (of gate and up: n apart), steps part*span on of OCTS octs, of a block of BM rows.
 
+    A row has `octs` times ALIGNED octs, a power of two, so that loads are seen to be aligned.
     Scales are fetched a step ahead, by hand: the compiler does not for loads of two bytes.
     """
     WIDE: tl.constexpr = GROUP // 8
     GROUPS: tl.constexpr = OCTS // WIDE
+    EVEN: tl.constexpr = ALIGNED % OCTS == 0
     tile, part = tl.program_id(0), tl.program_id(1)
     of_n = tile * BN + tl.arange(0, BN)
     block = tl.program_id(2)
     of_m = block * BM + tl.arange(0, BM)
     of_k = tl.arange(0, OCTS)
     of_group = tl.arange(0, GROUPS)
-    k8 = octs * 4
+    k8 = octs * ALIGNED
     row = tl.minimum(of_n, n - 1)[:, None]
     of_x = of_m[None, :] * k8 + of_k[:, None]
     there = of_m[None, :] < rows
-    begin = part * span * 4
-    end = tl.minimum(begin + span * 4, k8)
+    begin = part * span * OCTS
+    end = tl.minimum(begin + span * OCTS, k8)
     group = row * (k8 // WIDE) + begin // WIDE + of_group[None, :]
     inside = (of_group < (end - begin) // WIDE)[None, :]
     number, halves = fetch_scales(scale, unit, group, inside, GROUP, MULTIPLES)
@@ -126,13 +130,9 @@ def _packed_tiles(
                 up = tl.dot(weight, activations, up, input_precision="ieee")
     if SPLIT:
         where = of_m[None, :] * n + of_n[:, None]
-        tl.store(parts + part * rows * n + where, value, mask=wanted)
-        tl.debug_barrier()
         locks += block * tl.num_programs(0) + tile
-        if tl.atomic_add(locks, 1, sem="acq_rel") < splits - 1:
+        if keep_part(value, parts + part * rows * n, locks, where, wanted, splits) < splits - 1:
             return
-        tl.debug_barrier()
-        tl.store(locks, 0)
         value = sum_parts(parts, where, wanted, rows * n, splits, BN, BM)
     finish_tile(
         value, up, norm, kept, bias, gain, out, scaled, sums, of_n, of_m, rows, n, k8 * 8, pitch, tile, eps, offset,
@@ -184,12 +184,13 @@ def packed_tiles(
         rows, n, octs, gated=of.gate is not None, size=x.element_size(), processors=device.processors,
         shared=device.shared,
     )  # fmt: skip
-    span = triton.cdiv(triton.cdiv(octs, how.split), how.octs) * how.octs
-    tiles, splits, blocks = triton.cdiv(n, how.bn), triton.cdiv(octs, span), triton.cdiv(rows, how.bm)
+    steps, aligned = triton.cdiv(octs, how.octs), gcd(octs, _MOST_ALIGNED)
+    span = triton.cdiv(steps, how.split)
+    tiles, splits, blocks = triton.cdiv(n, how.bn), triton.cdiv(steps, span), triton.cdiv(rows, how.bm)
     locks = torch.zeros(tiles * blocks, dtype=torch.int32, device=x.device)
     tensors = *plane_tensors(segment), *of.tensors(), parts
     return lambda: _packed_tiles[(tiles, splits, blocks)](
-        x, *tensors, locks, rows, n, octs // 4, span // 4, splits, of.out.stride(0), of.eps, of.offset,
-        BN=how.bn, OCTS=how.octs, BM=how.bm, EVEN=octs % how.octs == 0, STAGES=how.stages, SPLIT=splits > 1,
+        x, *tensors, locks, rows, n, octs // aligned, span, splits, of.out.stride(0), of.eps, of.offset,
+        BN=how.bn, OCTS=how.octs, BM=how.bm, ALIGNED=aligned, STAGES=how.stages, SPLIT=splits > 1,
         **constants(segment), **of.constants(), num_warps=how.warps, num_stages=how.stages, **device.launch,
     )  # fmt: skip

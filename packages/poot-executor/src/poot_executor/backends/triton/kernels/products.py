@@ -33,6 +33,18 @@ _MOST_PROCESSORS = 512
 
 
 @triton.jit
+def keep_part(value, part, lock, where, inside, splits):
+    """Store a part of a tile. How many came before it: the last one has to add all of them up."""
+    tl.store(part + where, value, mask=inside)
+    tl.debug_barrier()
+    before = tl.atomic_add(lock, 1, sem="acq_rel")
+    if before == splits - 1:
+        tl.debug_barrier()
+        tl.store(lock, 0)
+    return before
+
+
+@triton.jit
 def sum_parts(parts, where, inside, size, splits, BN: tl.constexpr, BM: tl.constexpr):
     """The sum of a tile's parts, in their order."""
     value = tl.zeros((BN, BM), tl.float32)
@@ -122,12 +134,8 @@ def _product(
         if GATE > 0:
             up = tl.dot(w_tiles.load([n + tile * BN, at]), of_x, up, input_precision="ieee")
     if SPLIT:
-        tl.store(parts + part * rows * n + where, value, mask=inside)
-        tl.debug_barrier()
-        if tl.atomic_add(locks + tile, 1, sem="acq_rel") < splits - 1:
+        if keep_part(value, parts + part * rows * n, locks + tile, where, inside, splits) < splits - 1:
             return
-        tl.debug_barrier()
-        tl.store(locks + tile, 0)
         value = sum_parts(parts, where, inside, rows * n, splits, BN, BM)
     finish_tile(
         value, up, norm, kept, bias, gain, out, scaled, sums, of_n, of_m, rows, n, k, n, tile, eps, offset,
