@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from typing import Self
 
 from poot_batch.process.interface import EngineState
 from poot_batch.request import EngineInfo, EngineStats, GenerateRequest, Output
@@ -12,24 +12,32 @@ DEFAULT_TOKENS = 16
 
 
 class NullStream:
-    """One output a token: the first at once, each other after all streams have had their turn, as steps give them."""
+    """One output a token: the first at once, each other after all streams have had their turn, as steps give them.
+
+    An iterator, as the stream of a real engine is: of a generator the event loop keeps books, in Python.
+    """
 
     def __init__(self, request: GenerateRequest, token: int) -> None:
         self.request_id, self.opened = request.id, True
         self._prompt_tokens = len(request.prompt)
-        self._tokens = request.max_tokens or DEFAULT_TOKENS
+        self._tokens = self._left = request.max_tokens or DEFAULT_TOKENS
         self._token = token
 
-    async def __aiter__(self) -> AsyncIterator[Output]:
-        for left in range(self._tokens, 0, -1):
-            if left < self._tokens:
-                await asyncio.sleep(0)
-            yield Output(
-                request_id=self.request_id,
-                tokens=(self._token,),
-                prompt_tokens=self._prompt_tokens,
-                finish="length" if left == 1 else None,
-            )
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Output:
+        if self._left == 0:
+            raise StopAsyncIteration
+        if self._left < self._tokens:
+            await asyncio.sleep(0)
+        self._left -= 1
+        return Output(
+            request_id=self.request_id,
+            tokens=(self._token,),
+            prompt_tokens=self._prompt_tokens,
+            finish="length" if self._left == 0 else None,
+        )
 
     def cancel(self) -> None:
         """Nothing runs."""

@@ -80,6 +80,7 @@ class FakeStream:
     script: Script
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     opened: bool = False
+    running: bool = False
 
     @property
     def request_id(self) -> int:
@@ -89,50 +90,60 @@ class FakeStream:
         self.cancelled.set()
 
     async def __aiter__(self) -> AsyncIterator[Output]:
+        self._run(True)
+        try:
+            async for output in self._outputs():
+                if output.finish is not None:
+                    self._run(False)
+                yield output
+        finally:
+            self._run(False)
+
+    def _run(self, running: bool) -> None:
+        self.engine.running += running - self.running
+        self.running = running
+
+    async def _outputs(self) -> AsyncIterator[Output]:
         engine, request, script = self.engine, self.request, self.script
-        engine.running += 1
         self.opened = not script.queued
         detokenizer, matcher = Detokenizer(engine.tokenizer), StopMatcher(request.stop)
         counts = {"prompt_tokens": len(request.prompt), "cached_tokens": script.cached, "cache_miss": script.miss}
         counts["times"] = script.times
         sent = 0
-        try:
-            for scores in engine.prompt_logprobs(request, script.score_chunk):
-                await asyncio.sleep(0)
-                yield Output(request_id=request.id, prompt_logprobs=scores, **counts)
-            if request.max_tokens == 0:
-                yield Output(request_id=request.id, finish="length", **counts)
+        for scores in engine.prompt_logprobs(request, script.score_chunk):
+            await asyncio.sleep(0)
+            yield Output(request_id=request.id, prompt_logprobs=scores, **counts)
+        if request.max_tokens == 0:
+            yield Output(request_id=request.id, finish="length", **counts)
+            return
+        for step in script.steps:
+            if step == HOLD:
+                await self.cancelled.wait()
+            if self.cancelled.is_set():
+                engine.cancelled.set()
+                yield Output(request_id=request.id, finish="abort", **counts)
                 return
-            for step in script.steps:
-                if step == HOLD:
-                    await self.cancelled.wait()
-                if self.cancelled.is_set():
-                    engine.cancelled.set()
-                    yield Output(request_id=request.id, finish="abort", **counts)
-                    return
-                await asyncio.sleep(0)
-                engine.steps += 1
-                tokens = tuple(step)[: (request.max_tokens or 10**9) - sent]
-                sent += len(tokens)
-                text, stopped = matcher.push(detokenizer.push(tokens))
-                finish = "stop" if stopped else "length" if sent == request.max_tokens else None
-                if finish == "length":
-                    text += matcher.finish()
-                yield Output(
-                    request_id=request.id,
-                    tokens=tokens,
-                    text=text if request.stop else None,
-                    logprobs=engine.logprobs(tokens, request.sampling.logprobs),
-                    finish=finish,
-                    **counts,
-                )
-                if finish is not None:
-                    return
-            rest = matcher.finish() if request.stop else None
-            fault = {"error_code": script.error_code, "error_message": "the device failed"} if script.error_code else {}
-            yield Output(request_id=request.id, text=rest, finish=script.finish, **fault, **counts)
-        finally:
-            engine.running -= 1
+            await asyncio.sleep(0)
+            engine.steps += 1
+            tokens = tuple(step)[: (request.max_tokens or 10**9) - sent]
+            sent += len(tokens)
+            text, stopped = matcher.push(detokenizer.push(tokens))
+            finish = "stop" if stopped else "length" if sent == request.max_tokens else None
+            if finish == "length":
+                text += matcher.finish()
+            yield Output(
+                request_id=request.id,
+                tokens=tokens,
+                text=text if request.stop else None,
+                logprobs=engine.logprobs(tokens, request.sampling.logprobs),
+                finish=finish,
+                **counts,
+            )
+            if finish is not None:
+                return
+        rest = matcher.finish() if request.stop else None
+        fault = {"error_code": script.error_code, "error_message": "the device failed"} if script.error_code else {}
+        yield Output(request_id=request.id, text=rest, finish=script.finish, **fault, **counts)
 
 
 @dataclass

@@ -124,7 +124,7 @@ def test_slow_body_is_timed_out(serving):
 def test_half_closed_body_ends_the_request(served, eventually):
     answer = served.raw(post(served.port, length=b"500"), half_close=True)
     assert refusal(answer)[0] == 400
-    eventually(lambda: served.service._active == 0)
+    eventually(lambda: served.service.pending == 0)
     assert served.engine.submitted == []
 
 

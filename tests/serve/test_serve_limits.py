@@ -7,6 +7,7 @@ import resource
 import pytest
 
 from poot_serve.errors import AuthenticationError, OriginError, RateLimitError
+from poot_serve.limits.head import Head
 from poot_serve.limits.keys import ApiKeys
 from poot_serve.limits.origins import Origins
 from poot_serve.limits.rate import MAX_ADDRESSES, RateLimit
@@ -62,6 +63,12 @@ def test_a_million_addresses_take_bounded_memory_and_harm_nobody(clock):
             with pytest.raises(RateLimitError):  # whoever goes on asking stays known
                 limit.take("10.0.0.1")
     assert len(limit) == MAX_ADDRESSES
+
+
+def test_a_head_is_read_once():
+    head = Head(iter([(b"host", b"a:1"), (b"x-one", b""), (b"host", b"b")]))
+    assert dict(head) == {b"host": [b"a:1", b"b"], b"x-one": [b""]}
+    assert head.size == len(b"host: a:1\r\nx-one: \r\nhost: b\r\n")
 
 
 def test_keys():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from poot_serve.routes.client import present
+from poot_serve.routes.client import Presence
 
 
 async def never_receive():
@@ -21,14 +21,20 @@ def test_only_a_request_of_which_nothing_is_opened_has_waited_too_long(monkeypat
     streams = [SimpleNamespace(opened=each, cancelled=0) for each in opened]
     for stream in streams:
         stream.cancel = partial(setattr, stream, "cancelled", 1)
+    watched = []
+    watches = SimpleNamespace(seconds=2.0, add=watched.append, remove=watched.remove)
 
     async def run() -> tuple[float, list[int], bool]:
         timers = []
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(loop, "call_later", lambda *timer: timers.append(timer) or SimpleNamespace(cancel=int))
-        async with present(never_receive, streams, 60.0) as client:
+        with Presence(watches, never_receive, streams, 60.0) as client:
+            assert watched == [client] and timers == []
+            client.late()
             ((seconds, ring),) = timers
             ring()
             return seconds, [stream.cancelled for stream in streams], client.expired
 
-    assert asyncio.run(run()) == (60.0, [int(expired)] * len(streams), expired)
+    # The whole wait is 60 seconds, of which 2 are over when the watch begins.
+    assert asyncio.run(run()) == (58.0, [int(expired)] * len(streams), expired)
+    assert watched == []

@@ -21,7 +21,7 @@ from poot_serve.errors import (
     MethodError,
     RouteNotFoundError,
 )
-from poot_serve.limits.head import check_head, check_size
+from poot_serve.limits.head import Head, check_head, check_size
 from poot_serve.limits.origins import Origins
 from poot_serve.limits.whole import PIECE_BYTES, send_whole
 from poot_serve.protocol.errors import wire_error
@@ -88,9 +88,9 @@ class Routes:
         self._router = Router(routes, redirect_slashes=False)
         self._posts = {route.path: route.app for route in routes if "POST" in (route.methods or ())}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         found = self._posts.get(scope["path"]) if scope["method"] == "POST" else None
-        await (self._router if found is None else found)(scope, receive, send)
+        return (self._router if found is None else found)(scope, receive, send)
 
 
 class Guard:
@@ -104,21 +104,22 @@ class Guard:
         self._app, self._service, self._methods, self._public = app, service, methods, public
         self._origins = Origins(service.settings.cors_origins)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers, settings = scope["headers"], self._service.settings
-        check_head(headers, settings.listener, settings.allowed_hosts)
-        method = scope["method"]
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        settings, method = self._service.settings, scope["method"]
+        check_head(scope["head"], settings.listener, settings.allowed_hosts)
         if method == "OPTIONS":
-            answer = self._origins.preflight(headers, self._methods)
-            if answer is None:
-                allow = ", ".join(sorted(self._methods))
-                raise MethodError(f"this route takes {allow} alone", allow=allow)
-            await send({"type": "http.response.start", "status": 204, "headers": answer})
-            await send({"type": "http.response.body", "body": b""})
-            return
+            return self._preflight(scope, send)
         if method != "POST" and not self._public:
-            self._service.check_key(headers)
-        await self._app(scope, receive, send)
+            self._service.check_key(scope["headers"])
+        return self._app(scope, receive, send)
+
+    async def _preflight(self, scope: Scope, send: Send) -> None:
+        answer = self._origins.preflight(scope["headers"], self._methods)
+        if answer is None:
+            allow = ", ".join(sorted(self._methods))
+            raise MethodError(f"this route takes {allow} alone", allow=allow)
+        await send({"type": "http.response.start", "status": 204, "headers": answer})
+        await send({"type": "http.response.body", "body": b""})
 
 
 class Edge:
@@ -137,7 +138,10 @@ class Edge:
         if scope["type"] != "http":
             return
         scope["app"] = self  # tells the router to raise for an unknown route or method instead of answering in text
-        request_id = _given_id(scope) or b"req_" + self._new_id().encode()
+        head = scope["head"] = Head(scope["headers"])
+        scope["send"] = send  # for the events of a stream, of which only the first needs what is done here
+        scope["id"] = made = self._new_id()
+        request_id = _given_id(head) or b"req_" + made.encode()
         logs.request_id.set(request_id.decode())
         added = [(b"x-request-id", request_id), *self._origins.headers(scope["headers"])]
         started = False
@@ -152,7 +156,7 @@ class Edge:
             return send(message)
 
         try:
-            check_size(scope["headers"], self._max_head_bytes)
+            check_size(head, self._max_head_bytes)
             await self._app(scope, receive, tagged)
         except asyncio.CancelledError:
             # The listener is closing and this answer's client does not read: there is nobody to tell.
@@ -195,8 +199,8 @@ def _own(error: Exception, scope: Scope) -> Exception:
     return RouteNotFoundError(f"there is no route {scope['path'][:256]!r}")
 
 
-def _given_id(scope: Scope) -> bytes | None:
-    given = [value for name, value in scope["headers"] if name == b"x-request-id"]
+def _given_id(head: Head) -> bytes | None:
+    given = head.get(b"x-request-id", ())
     if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]) is not None:
-        return bytes(given[0])
+        return given[0]
     return None

@@ -8,13 +8,13 @@ import math
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import suppress
 from threading import Barrier
 from typing import TypeVar
 
-from starlette.types import Receive, Scope
+from starlette.types import Scope
 
 from poot_batch.process.interface import EngineClient, EngineState
 from poot_models.text import TextModel
@@ -22,7 +22,6 @@ from poot_serve import __version__
 from poot_serve.emit.answer import Heading
 from poot_serve.errors import (
     RETRY_SECONDS,
-    BodyTimeoutError,
     DrainingError,
     ModelNotFoundError,
     PendingLimitError,
@@ -31,7 +30,7 @@ from poot_serve.errors import (
     UnavailableError,
 )
 from poot_serve.heap import find_trim
-from poot_serve.limits.body import read_body
+from poot_serve.limits.body import Bodies
 from poot_serve.limits.head import RawHeaders, body_length
 from poot_serve.limits.rate import RateLimit
 from poot_serve.metrics import Metrics
@@ -56,6 +55,28 @@ def started_pool(threads: int, name: str) -> ThreadPoolExecutor:
     return pool
 
 
+class Pending:
+    """The requests that are being served, each during its block of this."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._none = asyncio.Event()
+
+    def __enter__(self) -> None:
+        self.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+        if self.count == 0:
+            self._none.set()
+
+    async def none(self) -> None:
+        """Returns when there are none."""
+        while self.count:
+            self._none.clear()
+            await self._none.wait()
+
+
 class Service:
     """Owner of the server's state. One per process; every method but those of the pool runs on the event loop."""
 
@@ -74,11 +95,7 @@ class Service:
         self._pool = started_pool(LOWERING_THREADS, "lower")
         self._rendering = started_pool(LOWERING_THREADS, "render")
         self._rate = RateLimit(settings.rate_limit_rpm)
-        self._active = self._receiving = 0
-        # Of the bodies that are being read, to end that.
-        self._bodies: set[asyncio.Timeout] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._pending, self.bodies = Pending(), Bodies(settings.request_timeout_seconds)
 
     @property
     def status(self) -> EngineState:
@@ -89,72 +106,34 @@ class Service:
     @property
     def pending(self) -> int:
         """POSTs that are being served."""
-        return self._active
+        return self._pending.count
 
     @property
     def receiving(self) -> int:
         """Those of them whose body is being read."""
-        return self._receiving
+        return len(self.bodies)
 
-    @asynccontextmanager
-    async def admitted(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
-        """The body of a POST, which counts as pending until the block ends. Nothing is read before it is let in.
+    def admit(self, scope: Scope) -> int:
+        """The length in bytes of the body of a POST that is let in. Nothing of it has been read.
 
         Checks, in this order, what the head says of the body, the rate, whether the server serves, the places of
-        pending and of receiving requests, and the API key; then reads. Raises a ClientError, BusyError, DrainingError,
-        UnavailableError or ClientGoneError.
+        pending and of receiving requests, and the API key. Raises a ClientError, BusyError, DrainingError,
+        RestartingError or UnavailableError.
         """
-        settings, headers = self.settings, scope["headers"]
-        length = body_length(headers, settings.max_body_bytes)
-        client = scope.get("client")
+        settings, client = self.settings, scope.get("client")
+        length = body_length(scope["head"], settings.max_body_bytes)
         self._rate.take(client[0] if client else "")
-        with self._pending():
-            with self._received():
-                self.check_key(headers)
-                body = await self._read(receive, length)
-            yield body
-
-    async def _read(self, receive: Receive, length: int) -> bytes:
-        """The body of a POST. Raises what `read_body` does, BodyTimeoutError, and DrainingError once this server
-        drains: a request that has not arrived by then would be refused anyhow, and the sender may be slow."""
-        seconds = self.settings.request_timeout_seconds
-        try:
-            async with asyncio.timeout(seconds) as limit:
-                self._bodies.add(limit)
-                try:
-                    return await read_body(receive, length)
-                finally:
-                    self._bodies.discard(limit)
-        except TimeoutError:
-            if self.draining:
-                raise _refused_by_drain() from None
-            raise BodyTimeoutError(f"the body did not arrive within {seconds:g} seconds") from None
-
-    @contextmanager
-    def _pending(self) -> Iterator[None]:
         self.check_serving()
-        most = self.settings.max_pending_requests
-        if self._active >= most:
+        if self._pending.count >= (most := settings.max_pending_requests):
             raise PendingLimitError(f"{most} requests are being answered, which is as many as are taken at once")
-        self._active += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._active -= 1
-            if self._active == 0:
-                self._idle.set()
-
-    @contextmanager
-    def _received(self) -> Iterator[None]:
-        most = self.settings.max_receiving_requests
-        if self._receiving >= most:
+        if len(self.bodies) >= (most := settings.max_receiving_requests):
             raise ReceivingLimitError(f"{most} requests are sending their body, which is as many as may at once")
-        self._receiving += 1
-        try:
-            yield
-        finally:
-            self._receiving -= 1
+        self.check_key(scope["headers"])
+        return length
+
+    def counted(self) -> Pending:
+        """A block in which a request that was let in counts as pending."""
+        return self._pending
 
     def check_serving(self) -> None:
         """Raises DrainingError, RestartingError or UnavailableError while no request is taken."""
@@ -182,10 +161,7 @@ class Service:
     def drain(self) -> None:
         """From now on nothing is taken in, nor read to its end; what has been taken in is served."""
         self.draining = True
-        now = asyncio.get_running_loop().time()
-        for limit in self._bodies:
-            if not limit.expired():
-                limit.reschedule(now)
+        self.bodies.cut(_refused_by_drain)
 
     def check_key(self, headers: RawHeaders) -> None:
         """Raises AuthenticationError for a request without a key, if this server asks for one."""
@@ -194,7 +170,7 @@ class Service:
 
     async def idle(self) -> None:
         """Returns when no POST is being served."""
-        await self._idle.wait()
+        await self._pending.none()
 
     async def lower(self, size: int, work: Callable[[], T], *, renders: bool = False) -> T:
         """`work()`, in a thread if the body of `size` bytes could hold the event loop.
@@ -230,9 +206,9 @@ class Service:
                 param="model",
             )
 
-    def heading(self, prefix: str) -> Heading:
-        """A new answer's heading, its id beginning with `prefix`."""
-        return Heading(prefix + self.new_id(), int(time.time()), self.settings.model_name, self.fingerprint)
+    def heading(self, id: str) -> Heading:
+        """A new answer's heading."""
+        return Heading(id, int(time.time()), self.settings.model_name, self.fingerprint)
 
     def new_id(self) -> str:
         """24 hexadecimal digits that no other has; nothing about them is secret, so the system is not asked for it."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import Protocol, Self
 
 import msgspec
 
@@ -35,7 +34,9 @@ class Stream:
         self.opened = False
         self._requests = requests
         self._outputs: deque[Output] = deque()
-        self._arrived = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        # Of the readers that wait, one as a rule. An asyncio.Event costs twice as much.
+        self._arrivals: list[asyncio.Future[None]] = []
         # A row with little credit is granted more in smaller parts, since it pauses once it has used all of it.
         self._grant_at = max(1, min(GRANT, credit // 2))
         self._taken = 0
@@ -43,21 +44,34 @@ class Stream:
 
     def put(self, output: Output) -> None:
         self._outputs.append(output)
-        self._arrived.set()
+        if self._arrivals:
+            self._tell()
 
     def cancel(self) -> None:
         self._requests.cancel(self.request_id)
 
-    async def __aiter__(self) -> AsyncIterator[Output]:
-        while not self._ended:
-            await self._arrived.wait()
-            if not self._outputs:
-                self._arrived.clear()
-                continue
-            output = merged(self._outputs)
-            self._ended = output.finish is not None
-            self._grant(len(output.tokens))
-            yield output
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Output:
+        while not self._outputs:
+            if self._ended:
+                raise StopAsyncIteration
+            arrival = self._loop.create_future()
+            self._arrivals.append(arrival)
+            await arrival
+        output = merged(self._outputs)
+        if output.finish is not None:
+            self._ended = True
+            self._tell()
+        self._grant(len(output.tokens))
+        return output
+
+    def _tell(self) -> None:
+        for arrival in self._arrivals:
+            if not arrival.done():
+                arrival.set_result(None)
+        self._arrivals.clear()
 
     def _grant(self, tokens: int) -> None:
         self._taken += tokens

@@ -47,15 +47,21 @@ class Transcript:
 
     def push(self, output: Output) -> Piece:
         """The piece of `output`. Raises GenerationError or UnavailableError for one that ended badly."""
-        self.prompt_tokens = output.prompt_tokens or self.prompt_tokens
-        self.cached_tokens = output.cached_tokens or self.cached_tokens
-        self.cache_miss = output.cache_miss or self.cache_miss
-        self.times = output.times or self.times
-        self.completion_tokens += len(output.tokens)
-        finish = output.finish
+        tokens, finish = output.tokens, output.finish
+        self.completion_tokens += len(tokens)
+        if output.prompt_tokens:
+            self.prompt_tokens, self.cached_tokens = output.prompt_tokens, output.cached_tokens
+            self.cache_miss = output.cache_miss or self.cache_miss
         if finish is not None:
             _check_end(output)
-        text, logprobs, opens = self._text(output), output.logprobs or (), None
+            self.times = output.times or self.times
+        if self._detokenizer is None:
+            text = output.text or ""
+        else:
+            text = self._detokenizer.push(tokens)
+            if finish is not None:
+                text += self._detokenizer.finish()
+        logprobs, opens = output.logprobs or (), None
         if self._echo is not None:
             # Whoever asks for an echo with one token more reads an entry more, whichever token it is.
             end = () if output.end_logprob is None else (output.end_logprob,)
@@ -64,12 +70,6 @@ class Transcript:
                 self._begun = True
                 text, opens = self._echo.text + text, self._echo.tokens[0]
         return Piece(text, logprobs, finish, opens)
-
-    def _text(self, output: Output) -> str:
-        if self._detokenizer is None:
-            return output.text or ""
-        text = self._detokenizer.push(output.tokens)
-        return text + self._detokenizer.finish() if output.finish is not None else text
 
 
 def _check_end(output: Output) -> None:

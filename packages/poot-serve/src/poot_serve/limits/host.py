@@ -57,7 +57,7 @@ def parse_host(value: bytes) -> AllowedHost | None:
     return AllowedHost(str(address or name), port)
 
 
-def check_host(values: list[bytes], listener: Listener, allowed: Sequence[AllowedHost] = ()) -> None:
+def check_host(values: Sequence[bytes], listener: Listener, allowed: Sequence[AllowedHost] = ()) -> None:
     """Refuse a request whose Host headers (raw values) are not exactly one that names `listener` or is `allowed`.
 
     `localhost` names a loopback listener, and no port means 80. A wildcard listener (0.0.0.0, ::) checks the port

@@ -19,6 +19,7 @@ _SIGNS = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
 _UNITS = {"str": "character", "array": "item", "object": "member"}
 _MISSING = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
 MAX_NEUTRAL_BYTES = 64
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def decode_body(body: bytes, kind: type[T], unbuilt: Mapping[str, tuple[str, ...]]) -> T:
@@ -30,14 +31,15 @@ def decode_body(body: bytes, kind: type[T], unbuilt: Mapping[str, tuple[str, ...
     """
     check_json_text(body)
     try:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        fields = _FIELDS.decode(body)
     except msgspec.ValidationError:
         raise BadJsonError("the body must be a JSON object") from None
     except msgspec.DecodeError as error:
         raise BadJsonError(f"the body is not JSON: {error}") from None
-    for name, neutral in unbuilt.items():
-        if name in fields:
-            _refuse_unless_neutral(name, fields[name], neutral)
+    if not unbuilt.keys().isdisjoint(fields):
+        for name, neutral in unbuilt.items():
+            if name in fields:
+                _refuse_unless_neutral(name, fields[name], neutral)
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:

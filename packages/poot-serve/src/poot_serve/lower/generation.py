@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 from msgspec.structs import replace
 
 from poot_batch.errors import RequestError
@@ -22,16 +22,14 @@ STREAM_CREDIT = 64
 _SEEDS = 1 << 64
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """`echo` is the text that goes before the answer, None if none does."""
 
     tokens: tuple[int, ...]
     echo: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Lowered:
+class Lowered(msgspec.Struct, frozen=True):
     """The engine requests of an answer's choices, and what the answer must look like.
 
     Choice `index` is of prompt `index // n`. A request's `id`, and the one it is a fork of, are indices of choices:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from poot_batch.process.interface import EngineClient, RequestStream
@@ -23,31 +23,28 @@ from poot_serve.routes.client import Presence
 Deliver = Callable[[int, Piece, int], Awaitable[None] | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     index: int
     stream: RequestStream
     transcript: Transcript
 
     async def read(self, client: Presence, deliver: Deliver) -> None:
         """Hands on every piece. Raises ClientGoneError, QueueWaitError, GenerationError or UnavailableError."""
-        finished = False
         async for output in self.stream:
             if client.gone:
                 raise ClientGoneError("the client left before its answer")
             if client.expired:
                 raise QueueWaitError("the engine had no room for this request in time; try again later")
             piece = self.transcript.push(output)
-            finished = piece.finish is not None
             delivering = deliver(self.index, piece, len(output.tokens))
             if delivering is not None:
                 await delivering
-        if not finished:
-            raise GenerationError("the engine ended the request without a reason", engine_code="engine_fault")
+            if piece.finish is not None:
+                return
+        raise GenerationError("the engine ended the request without a reason", engine_code="engine_fault")
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
+class Choices(msgspec.Struct, frozen=True):
     """The choices in the order of their index, `n` for each prompt."""
 
     all: tuple[Choice, ...]
@@ -60,16 +57,19 @@ class Choices:
     @property
     def usage(self) -> Usage:
         """Each prompt once, and the answers of all choices."""
-        firsts = [choice.transcript for choice in self.all[:: self.n]]
-        return Usage.of(
-            sum(transcript.prompt_tokens for transcript in firsts),
-            sum(choice.transcript.completion_tokens for choice in self.all),
-            sum(transcript.cached_tokens for transcript in firsts),
-        )
+        prompt = completion = cached = 0
+        for choice in self.all:
+            told = choice.transcript
+            completion += told.completion_tokens
+            if choice.index % self.n == 0:
+                prompt += told.prompt_tokens
+                cached += told.cached_tokens
+        return Usage.of(prompt, completion, cached)
 
-    async def read(self, client: Presence, deliver: Deliver) -> None:
+    def read(self, client: Presence, deliver: Deliver) -> Awaitable[None]:
         """Hands on the pieces of all choices as they come. The first that fails ends the others and is raised."""
-        await _together([choice.read(client, deliver) for choice in self.all])
+        jobs = [choice.read(client, deliver) for choice in self.all]
+        return jobs[0] if len(jobs) == 1 else _together(jobs)
 
 
 async def open_choices(engine: EngineClient, tokenizer: Tokenizer, lowered: Lowered, echoes: Sequence[Echo]) -> Choices:
@@ -117,9 +117,6 @@ class _Answered:
 
 
 async def _together(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
-    if len(jobs) == 1:
-        await jobs[0]
-        return
     tasks = [asyncio.create_task(job) for job in jobs]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

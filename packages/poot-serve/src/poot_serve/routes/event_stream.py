@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from types import TracebackType
+from typing import Self
 
 from starlette.types import Send
 
@@ -21,61 +23,58 @@ HEADERS = [
 class EventStream:
     """Writes whole events, one write at a time; a slow client makes `write` wait.
 
-    A client that takes longer than `write_seconds` over one write counts as gone: ClientGoneError. `release` gives
-    the clock of that back.
+    A block of it, of one task, is all its life. If the client takes longer than `write_seconds` over one write, whoever
+    wrote, the block's task is cancelled, and the block raises ClientGoneError. `start` sends the response's start,
+    `put` all else.
     """
 
-    def __init__(self, send: Send, keep_alive_seconds: float, write_seconds: float) -> None:
-        self._put = send
-        self._quiet = keep_alive_seconds
-        self._patience = write_seconds
+    def __init__(self, start: Send, put: Send, keep_alive_seconds: float, write_seconds: float) -> None:
+        self._start, self._put = start, put
+        self._quiet, self._patience = keep_alive_seconds, write_seconds
         # A lock of its own, which costs nothing while there is one writer.
         self._busy = False
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._written = time.monotonic()
-        # One clock watches all writes: a timeout for each would cost more than the write itself.
-        self._clock: asyncio.TimerHandle | None = None
-        self._writer: asyncio.Task[object] | None = None
         self._cut = False
         self.started = False
 
+    def __enter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        # One clock watches all writes: a timeout for each would cost more than the write itself.
+        self._clock = asyncio.get_running_loop().call_later(self._patience, self._look)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._clock.cancel()
+        if self._cut and kind is asyncio.CancelledError and self._task.uncancel() == 0:
+            raise ClientGoneError(f"the client did not read for {self._patience:g} seconds") from None
+
     def _look(self) -> None:
-        """Cancels the write that is running if it began too long ago."""
-        self._clock = None
-        if self._writer is None:
-            return
-        left = self._written + self._patience - time.monotonic()
+        """Cuts the write that is running if it began too long ago."""
+        left = self._written + self._patience - time.monotonic() if self._busy else self._patience
         if left > 0:
             self._clock = asyncio.get_running_loop().call_later(left, self._look)
         else:
             self._cut = True
-            self._writer.cancel()
-
-    def release(self) -> None:
-        """To be called when nothing will be written any more."""
-        if self._clock is not None:
-            self._clock.cancel()
+            self._task.cancel()
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Every event of every stream goes through here."""
         while self._busy:
             await self._turn()
         self._busy = True
+        self._written = time.monotonic()
         try:
-            self._writer = writer = asyncio.current_task()
-            self._written = time.monotonic()
-            if self._clock is None:
-                self._clock = asyncio.get_running_loop().call_later(self._patience, self._look)
             if not self.started:
                 self.started = True
-                await self._put({"type": "http.response.start", "status": 200, "headers": HEADERS})
+                await self._start({"type": "http.response.start", "status": 200, "headers": HEADERS})
             await self._put({"type": "http.response.body", "body": data, "more_body": not last})
-        except asyncio.CancelledError:
-            if self._cut and (writer is None or writer.uncancel() == 0):
-                raise ClientGoneError(f"the client did not read for {self._patience:g} seconds") from None
-            raise
         finally:
-            self._busy, self._writer = False, None
+            self._busy = False
             if self._waiting:
                 self._wake()
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
+import msgspec
+from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from poot_batch.errors import EngineDeadError, EngineDrainingError
@@ -20,6 +22,7 @@ from poot_serve.emit.report import report_of
 from poot_serve.emit.sse import DONE, event
 from poot_serve.emit.transcript import Piece
 from poot_serve.errors import ClientGoneError
+from poot_serve.limits.deadlines import Deadlines
 from poot_serve.lower.decode import decode_body
 from poot_serve.lower.generation import Lowered
 from poot_serve.lower.sampling import wants_report
@@ -31,12 +34,15 @@ from poot_serve.protocol.report import Report
 from poot_serve.protocol.request import GenerationFields
 from poot_serve.routes.answers import send_json
 from poot_serve.routes.choices import Choices, open_choices
-from poot_serve.routes.client import present
+from poot_serve.routes.client import Presence
 from poot_serve.routes.event_stream import EventStream
 from poot_serve.service import Service
+from poot_serve.settings import Settings
 
 T = TypeVar("T", bound=GenerationFields)
 _log = logging.getLogger(__name__)
+# After so long a request's client is watched. Most short answers have ended by then.
+WATCH_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +57,7 @@ class Api(Generic[T]):
     renders: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """One request that the engine has taken. `id` is its answer's; `report` makes its report, if it asked for one."""
 
     id: str
@@ -60,9 +65,8 @@ class Call:
     answer: Answer
     timer: RequestTimer
     report: Callable[[], Report] | None
-    keep_alive_seconds: float
-    write_seconds: float
-    queue_seconds: float
+    settings: Settings
+    watches: Deadlines[Presence]
 
     def finished(self) -> None:
         """To be called when every choice has ended well."""
@@ -85,14 +89,17 @@ class GenerationRoute(Generic[T]):
         self._service = service
         self._api = api
         self._shape = shape_of(api.kind, tuple(api.unbuilt))
+        self._watches = Deadlines[Presence](WATCH_SECONDS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
-        async with self._service.admitted(scope, receive) as body:
+        length = self._service.admit(scope)
+        with self._service.counted():
+            body = await self._service.bodies.read(receive, length)
             lowered = await self._service.lower(len(body), lambda: self._lowered(body), renders=self._api.renders)
-            call = await self._submitted(lowered, began)
+            call = await self._submitted(lowered, self._api.id_prefix + scope["id"], began)
             if lowered.stream:
-                await _stream(call, receive, send)
+                await _stream(call, receive, send, scope["send"])
             else:
                 await _buffer(call, receive, send)
 
@@ -106,14 +113,14 @@ class GenerationRoute(Generic[T]):
         lowered = self._api.lower(wire, self._service)
         return replace(lowered, ignored=ignored) if ignored else lowered
 
-    async def _submitted(self, lowered: Lowered, began: float) -> Call:
+    async def _submitted(self, lowered: Lowered, id: str, began: float) -> Call:
         service, api = self._service, self._api
         tokenizer, n = service.text.tokenizer, lowered.n
-        echoes = tuple(
-            Echo(lowered.echoes[index // n], request.prompt)
-            for index, request in enumerate(lowered.requests if lowered.echoes else ())
-        )
-        heading = service.heading(api.id_prefix)
+        echoes: tuple[Echo, ...] = ()
+        if lowered.echoes:
+            each = enumerate(lowered.requests)
+            echoes = tuple(Echo(lowered.echoes[index // n], request.prompt) for index, request in each)
+        heading = service.heading(id)
         asked = Asked(lowered.logprobs, lowered.include_usage, echoes)
         timer = RequestTimer(service.metrics, began, streamed=lowered.stream)
         try:
@@ -121,8 +128,6 @@ class GenerationRoute(Generic[T]):
         except (EngineDeadError, EngineDrainingError):
             service.check_serving()  # as it would have been refused a moment later
             raise
-        settings = service.settings
-        waits = settings.keep_alive_seconds, settings.write_timeout_seconds, settings.queue_wait_seconds
         answer = api.answer(heading, tokenizer, asked)
         report = None
         if lowered.report:
@@ -134,28 +139,31 @@ class GenerationRoute(Generic[T]):
                 service.engine.info,
                 service.settings.default_max_tokens,
             )
-        return Call(heading.id, choices, answer, timer, report, *waits)
+        return Call(id, choices, answer, timer, report, service.settings, self._watches)
 
 
 async def _buffer(call: Call, receive: Receive, send: Send) -> None:
     pieces: list[list[Piece]] = [[] for _ in call.choices.all]
+    streams, queue_seconds = call.choices.streams, call.settings.queue_wait_seconds
 
     def keep(index: int, piece: Piece, count: int) -> None:
         pieces[index].append(piece)
         call.timer.tokens(count, index)
 
-    async with present(receive, call.choices.streams, call.queue_seconds) as client:
+    with Presence(call.watches, receive, streams, queue_seconds) as client:
         await call.choices.read(client, keep)
     call.finished()
     report = call.report() if call.report is not None else None
     await send_json(send, call.answer.whole(pieces, call.choices.usage, report))
 
 
-async def _stream(call: Call, receive: Receive, send: Send) -> None:
+async def _stream(call: Call, receive: Receive, start: Send, put: Send) -> None:
     """The status goes out with the first output or, for a request that has had a row for long, with a comment: until
     then whatever ends the request is told by a status of its own."""
-    out = EventStream(send, call.keep_alive_seconds, call.write_seconds)
-    running = len(call.choices.all)
+    settings, streams = call.settings, call.choices.streams
+    every, queue_seconds = settings.keep_alive_seconds, settings.queue_wait_seconds
+    out = EventStream(start, put, every, settings.write_timeout_seconds)
+    running = len(streams)
 
     def write(index: int, piece: Piece, count: int) -> Awaitable[None] | None:
         nonlocal running
@@ -174,21 +182,17 @@ async def _stream(call: Call, receive: Receive, send: Send) -> None:
         if out.started or any(stream.opened for stream in streams):
             await out.keep_alive()
 
-    try:
-        streams, every = call.choices.streams, call.keep_alive_seconds
-        async with present(receive, streams, call.queue_seconds, every=every, tick=keep_alive) as client:
-            try:
-                await call.choices.read(client, write)
-            except ClientGoneError:
+    with out, Presence(call.watches, receive, streams, queue_seconds, every=every, tick=keep_alive) as client:
+        try:
+            await call.choices.read(client, write)
+        except ClientGoneError:
+            raise
+        except Exception as error:
+            if not out.started:
                 raise
-            except Exception as error:
-                if not out.started:
-                    raise
-                status, wire = wire_error(error)
-                if status == FALLBACK.status:
-                    _log.exception("a stream failed after it began")
-                call.timer.failed(wire.code)
-                await out.write(event(ErrorBody(wire)))
-            await out.close()
-    finally:
-        out.release()
+            status, wire = wire_error(error)
+            if status == FALLBACK.status:
+                _log.exception("a stream failed after it began")
+            call.timer.failed(wire.code)
+            await out.write(event(ErrorBody(wire)))
+        await out.close()

@@ -33,7 +33,9 @@ class TokenRoutes:
         self, request: Request, work: Callable[[bytes], msgspec.Struct], *, renders: bool = False
     ) -> Response:
         service = self._service
-        async with service.admitted(request.scope, request.receive) as body:
+        length = service.admit(request.scope)
+        with service.counted():
+            body = await service.bodies.read(request.receive, length)
             return json_response(await service.lower(len(body), lambda: work(body), renders=renders))
 
     def _check_fields(self, body: bytes, shape: Shape) -> None:
