@@ -12,12 +12,13 @@ import torch
 
 from poot_executor.backends.triton import weights
 from poot_executor.backends.triton.device import TritonDevice
+from poot_executor.backends.triton.kernels import packed_many
 from poot_executor.backends.triton.packed import LAYOUTS, Segment
 from poot_executor.encodings import Ggml, WeightSource, nbytes
-from poot_executor.ir import DType
+from poot_executor.ir import DType, GraphBuilder
 from poot_executor.kernels import WeightForm
-from poot_executor.ops import AddRmsNorm, ResidualLinear
-from poot_executor.runtime import EntryKey, compile_graphs
+from poot_executor.ops import AddRmsNorm, Linear, ResidualLinear
+from poot_executor.runtime import EntryKey, compile_graphs, prepare
 
 each = pytest.mark.parametrize("name", list(LAYOUTS))
 
@@ -130,3 +131,17 @@ def test_forms_are_the_same_whatever_the_capacity(decoder: Callable[..., Any]) -
     ladder = {EntryKey("step", tokens): model.step(tokens) for tokens in (1, 8, 16, 128, 1024)}
     one = compile_graphs(device, {key: graph for key, graph in ladder.items() if key.capacity == 1})
     assert set(compile_graphs(device, ladder).forms) == set(one.forms)
+
+
+def test_a_segment_that_alone_would_be_one_piece_is_decoded_within_the_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows are two pieces of 768; those of the first encoding are as many as one piece may have."""
+    monkeypatch.setattr(packed_many, "_PIECE", 1024 * 32)
+    sources = [source("Q4_0", 1024, 32), source("Q8_0", 256, 32)]
+    builder = GraphBuilder("g")
+    x = builder.input("x", (300, 32), DType.ACT, "tokens")
+    weights = [builder.weight(given.name, given.shape, given.encoding) for given in sources]
+    builder.output("out", builder.apply(Linear(2), x, *weights))
+    device, key = TritonDevice("cpu", "host", DType.BF16), EntryKey("g", 1)
+    compiled = compile_graphs(device, {key: builder.finish()})
+    assert compiled.arena >= 768 * 32 * 2
+    prepare(device, compiled, {given.name: given for given in sources})

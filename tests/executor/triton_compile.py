@@ -167,7 +167,7 @@ def product(arch: int | str, rows: int, n: int, k: int, kind: str) -> str | None
 
 
 def packed(arch: int | str, rows: int, n: int, k: int, kind: str) -> str | None:
-    """Weights in an encoding: their product, plain or gated, or rows of a table."""
+    """Weights in an encoding: their product, plain or gated, or rows of a table; or a product whose loads are wide."""
     encoding, *more = kind.split()
     builder, names = GraphBuilder("g"), ("w", "v") if "gated" in more else ("w",)
     weights = [builder.weight(name, (n, k), Ggml(encoding)) for name in names]
@@ -182,6 +182,8 @@ def packed(arch: int | str, rows: int, n: int, k: int, kind: str) -> str | None:
     with compiled(arch) as kernels:
         device = Compiling(arch)
         prepare(device, compile_graphs(device, {KEY: builder.finish()}), sources)[KEY].run(Live())
+        if "wide" in more and "cp.async.ca" in kernels[-1].asm["ptx"]:
+            return "loads have less than 16 bytes"
         return problem(arch, kernels)
 
 
@@ -231,7 +233,7 @@ CHECKS: dict[str, Callable[[], str | None]] = {
             (90, 128, 512, 2048, "Q6_K gated"), (90, 300, 512, 2048, "Q2_K"), (80, 64, 512, 4096, "Q6_K gated"),
             ("gfx942", 1, 512, 4096, "Q6_K gated"), ("gfx942", 64, 512, 4096, "Q5_K gated"),
             ("gfx942", 300, 512, 2048, "Q8_0"), ("gfx1100", 4, 512, 2048, "Q3_K"), ("gfx1100", 64, 512, 2048, "Q2_K"),
-            ("gfx1100", 9, 512, 2048, "Q6_K rows"),
+            ("gfx1100", 9, 512, 2048, "Q6_K rows"), (90, 64, 256, 576, "Q4_0 wide"),
         )
     },
 }  # fmt: skip

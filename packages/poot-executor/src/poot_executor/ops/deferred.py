@@ -110,6 +110,7 @@ class NormedLinear(Op):
             _normed_case(cls(1e-6, 3, True), 31, 200, (32, 8, 8)),
             _normed_case(cls(1e-5, 3), 2, 512, (32, 8, 8), Ggml("Q4_K"), Ggml("Q4_K"), Ggml("Q6_K")),
             _normed_case(cls(1e-6, 2, True), 17, 256, (24, 16), Ggml("Q5_1")),
+            _normed_case(cls(1e-5), 2, 96, (24,), Ggml("Q8_0")),
         )
 
 

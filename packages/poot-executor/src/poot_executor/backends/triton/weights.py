@@ -21,7 +21,7 @@ from poot_executor.kernels.kernel import WeightForm
 # Bytes of a piece that is copied as it is, and elements of one that is decoded (about eight bytes each, for a moment).
 PIECE_BYTES = 2**23
 _PIECE_ELEMENTS = 2**21
-# Elements of a piece that is packed (at most as many bytes), which takes a dozen small kernels.
+# Elements of a piece that is packed (up to a sixteenth more bytes), which takes a dozen small kernels.
 _PACKED_ELEMENTS = 2**22
 
 _SAME = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

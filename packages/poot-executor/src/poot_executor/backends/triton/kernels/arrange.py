@@ -17,6 +17,8 @@ from poot_executor.kernels.kernel import Operand
 
 # Elements that share a scale when activations are quantised.
 QUANTISED = 32
+# A group of smaller elements is zeros: a step's inverse would be infinite.
+_LEAST: tl.constexpr = tl.constexpr(1e-36)
 _GROUPS = 8  # groups of them that a program quantises
 
 
@@ -36,7 +38,7 @@ def _quantise(x, quads, scale, sums, halves, pitch, k, GROUPS: tl.constexpr, PDL
     value = tl.load(x + row * pitch + at, mask=mask, other=0.0).to(tl.float32)
     most = tl.max(tl.abs(value), 1)
     step = most / 127.0
-    whole = tl.floor(value * (127.0 / tl.where(most > 0.0, most, 1.0))[:, None] + 0.5)
+    whole = tl.floor(value * (127.0 / tl.where(most > _LEAST, most, 1.0))[:, None] + 0.5)
     place = (element % 8 // 4)[None, :] * (k // 2) + (at // 8) * 4 + (element % 4)[None, :]
     tl.store(quads + row * k + place, whole.to(tl.int8), mask=mask)
     there = group < k // 32

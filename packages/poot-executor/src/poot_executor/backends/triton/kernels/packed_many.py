@@ -67,9 +67,12 @@ def piece_rows(n: int, k: int) -> int:
 def packed_many(
     x: torch.Tensor, segment: Segment, out: torch.Tensor, scratch: torch.Tensor, device: Any
 ) -> Callable[[], object]:
-    """The product of x (rows, K) with a segment into its columns of out, by way of scratch (1-D, x's type)."""
+    """The product of x (rows, K) with a segment into its columns of out, by way of scratch (1-D, x's type).
+
+    As many rows as fit into the scratch are decoded at a time.
+    """
     calls: list[Callable[[], object]] = []
-    step = piece_rows(segment.rows, segment.width)
+    step = len(scratch) // segment.width
     for start in range(0, segment.rows, step):
         rows = min(step, segment.rows - start)
         weight = scratch[: rows * segment.width].view(rows, segment.width)

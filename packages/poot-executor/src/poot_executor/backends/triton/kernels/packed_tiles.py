@@ -77,8 +77,7 @@ def _packed_tiles(
     of_n = tile * BN + tl.arange(0, BN)
     block = tl.program_id(2)
     of_m = block * BM + tl.arange(0, BM)
-    of_k = tl.arange(0, OCTS)
-    of_group = tl.arange(0, GROUPS)
+    of_k, of_group = tl.arange(0, OCTS), tl.arange(0, GROUPS)
     k8 = octs * ALIGNED
     row = tl.minimum(of_n, n - 1)[:, None]
     of_x = of_m[None, :] * k8 + of_k[:, None]
