@@ -86,7 +86,7 @@ def launches(case: Case, rows: int, segments: list[Segment], device: CudaDevice)
             calls += [quantised.fill(x, device), packed_few.packed_few(quantised, segment, around, device)]
     elif rows <= packed_tiles.MOST_ROWS:
         by_place = torch.empty(OCT, rows, case.k // OCT, dtype=torch.bfloat16, device="cuda")
-        parts = torch.empty(packed_tiles.parts_bytes(rows) // 4, device="cuda")
+        parts = torch.empty(packed_tiles.parts_bytes(rows, case.n, case.k) // 4, device="cuda")
         for segment in segments:
             product = packed_tiles.packed_tiles(by_place, segment, around, parts, device)
             calls += [spread(x, by_place, device), product]

@@ -66,6 +66,7 @@ class Linear(Op):
             _linear_case(cls(2), 70, 256, (32, 48), Ggml("Q5_K")),
             _linear_case(cls(3), 2, 256, (32, 8, 8), Ggml("Q4_K"), Ggml("Q4_K"), Ggml("Q6_K")),
             _linear_case(cls(2, True), 3, 256, (16, 8), Ggml("Q8_0")),
+            _linear_case(cls(2, True), 300, 256, (24, 8), Ggml("Q4_K"), Ggml("Q6_K")),
         ]
         return (*dense, *packed)
 
@@ -100,6 +101,7 @@ class GatedLinear(Op):
             _linear_case(cls("silu"), 3, 512, (40, 40), Ggml("Q4_K"), Ggml("Q6_K")),
             _linear_case(cls("gelu_tanh"), 2, 256, (16, 16), Ggml("Q8_0")),
             _linear_case(cls("silu"), 70, 256, (32, 32), Ggml("Q5_K")),
+            _linear_case(cls("silu"), 300, 256, (16, 16), Ggml("Q4_K")),
         )
 
 

@@ -86,9 +86,9 @@ class _Packed(TritonKernel):
         (rows, k), size = site.inputs[0].shape, site.activation.size
         if _is_few(site):
             return Quantised.nbytes(rows, k)
-        if rows <= packed_tiles.MOST_ROWS:
-            return _aligned(rows * k * size) + packed_tiles.parts_bytes(rows)
         n = sum(site.inputs[i].shape[0] for i in self.weights(site))
+        if rows <= packed_tiles.MOST_ROWS:
+            return _aligned(rows * k * size) + packed_tiles.parts_bytes(rows, n, k)
         return _aligned(piece_rows(n, k) * k * size)
 
     def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
@@ -104,13 +104,13 @@ class _Packed(TritonKernel):
             quantised = Quantised.room(scratch, rows, k)
             few = [packed_few.packed_few(quantised, segment, around, device) for segment in segments]
             return [quantised.fill(x, device), *few]
+        n = sum(segment.rows for segment in segments)
         if rows <= packed_tiles.MOST_ROWS:
             by_place = typed(scratch, (OCT, rows, k // OCT), None, site.activation)
             at = _aligned(x.numel() * x.element_size())
-            parts = typed(scratch, (packed_tiles.parts_bytes(rows) // 4,), None, DType.F32, at)
+            parts = typed(scratch, (packed_tiles.parts_bytes(rows, n, k) // 4,), None, DType.F32, at)
             tiles = [packed_tiles.packed_tiles(by_place, segment, around, parts, device) for segment in segments]
             return [spread(x, by_place, device), *tiles]
-        n = sum(segment.rows for segment in segments)
         whole = typed(scratch, (piece_rows(n, k) * k,), None, site.activation)
         many = [packed_many(x, segment, around.out, whole, device) for segment in segments]
         bias = around.bias

@@ -34,6 +34,7 @@ MOST_GATED = 64
 MOST_NORMED = 64
 # Float32 results of parts: room for so many tiles' rows at most.
 _MOST_PARTS = 512
+_LEAST_OCTS = 64  # octs of a part
 _MOST_WORDS = 8  # bytes of an oct's planes
 _MOST_ALIGNED = 64  # octs of which rows are told to be multiples
 _RESERVED = 8 * 2**10  # bytes of shared memory for what is not a stage
@@ -159,15 +160,20 @@ def _tiling(rows: int, n: int, octs: int, *, gated: bool, size: int, processors:
     bn, warps = (128, 8) if bm >= 128 else (64, 4)
     each = step * (bm * OCT * size + bn * _MOST_WORDS * (2 if gated else 1))
     tiles, split = triton.cdiv(n, bn) * triton.cdiv(rows, bm), 1
-    while not gated and split * tiles <= processors and octs >= 2 * split * 64 and 2 * split * tiles <= _MOST_PARTS:
+    while (
+        not gated
+        and split * tiles <= processors
+        and octs >= 2 * split * _LEAST_OCTS
+        and 2 * split * tiles <= _MOST_PARTS
+    ):
         split *= 2
     stages = max(1, min(2 if bm >= 128 else 3, (shared - _RESERVED) // each))
     return Tiling(bn, bm, step, split, stages, warps)
 
 
-def parts_bytes(rows: int) -> int:
-    """Float32 results of every part."""
-    return 4 * rows * 128 * _MOST_PARTS
+def parts_bytes(rows: int, n: int, k: int) -> int:
+    """Room for the float32 results of every part of a product (rows, k) with (n, k)."""
+    return 4 * rows * min(128 * _MOST_PARTS, n * max(1, k // (OCT * _LEAST_OCTS)))
 
 
 def packed_tiles(
