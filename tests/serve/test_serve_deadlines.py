@@ -32,6 +32,9 @@ class Loop:
     def call_later(self, seconds, ring):
         return self.call_at(self.now + seconds, ring)
 
+    def call_soon(self, call, *arguments):
+        self.timers.insert(0, (self.now, lambda: call(*arguments)))
+
     def run(self, until):
         while self.timers and self.timers[0][0] <= until:
             self.now, ring = self.timers.pop(0)
@@ -53,6 +56,23 @@ def loop(monkeypatch):
     loop = Loop()
     monkeypatch.setattr(module.asyncio, "get_running_loop", lambda: loop)
     return loop
+
+
+def test_one_that_fails_or_takes_another_away_is_nothing_to_the_rest(loop):
+    deadlines, rest = Deadlines(10.0), Waiter(loop)
+
+    class Wrong(Waiter):
+        def late(self):
+            deadlines.remove(taken)
+            raise RuntimeError("late")
+
+    wrong, taken = Wrong(loop), Waiter(loop)
+    for waiter in (rest, taken, wrong):  # this loop runs the last first
+        deadlines.add(waiter)
+    with pytest.raises(RuntimeError, match="late"):
+        loop.run(110.0)
+    loop.run(110.0)
+    assert (rest.told, taken.told, len(deadlines)) == (110.0, None, 0)
 
 
 def test_each_is_told_at_its_own_deadline_by_one_timer(loop):

@@ -53,5 +53,9 @@ class Deadlines(Generic[W]):
                 break
             late.append(waiter)
         for waiter in late:
-            del self._due[waiter]
+            # Each on its own: one that fails, or that removes another, is nothing to the rest.
+            loop.call_soon(self._tell, waiter)
+
+    def _tell(self, waiter: W) -> None:
+        if self._due.pop(waiter, None) is not None:
             waiter.late()
