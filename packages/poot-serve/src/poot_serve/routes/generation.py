@@ -175,7 +175,6 @@ async def _stream(call: Call, receive: Receive, start: Send, put: Send) -> None:
                 report = call.report() if call.report is not None else None
                 last = call.answer.last_chunk(call.choices.usage, report)
                 data += DONE if last is None else event(last) + DONE
-                call.finished()
         return out.write(data) if data else None
 
     async def keep_alive() -> None:
@@ -185,6 +184,7 @@ async def _stream(call: Call, receive: Receive, start: Send, put: Send) -> None:
     with out, Presence(call.watches, receive, streams, queue_seconds, every=every, tick=keep_alive) as client:
         try:
             await call.choices.read(client, write)
+            call.finished()
         except ClientGoneError:
             raise
         except Exception as error:
@@ -193,6 +193,7 @@ async def _stream(call: Call, receive: Receive, start: Send, put: Send) -> None:
             status, wire = wire_error(error)
             if status == FALLBACK.status:
                 _log.exception("a stream failed after it began")
-            call.timer.failed(wire.code)
             await out.write(event(ErrorBody(wire)))
+            # Not before: a client that does not read this is counted as one that left.
+            call.timer.failed(wire.code)
         await out.close()
