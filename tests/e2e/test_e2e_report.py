@@ -54,6 +54,7 @@ def test_a_stream_s_report_is_in_its_last_chunk(client, served_model, usage):
         model=served_model,
         messages=[{"role": "user", "content": "Hello"}],
         max_tokens=4,
+        temperature=0,
         n=2,
         stream=True,
         stream_options={"include_usage": usage},

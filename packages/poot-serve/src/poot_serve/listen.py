@@ -39,7 +39,9 @@ def probe(listener: Listener) -> None:
         try:
             trial.bind((listener.address, listener.port))
         except OSError as error:
-            raise AddressError(f"cannot listen on {listener.url}: {error.strerror}; choose another ADDR, which comes after MODEL") from None
+            raise AddressError(
+                f"cannot listen on {listener.url}: {error.strerror}; choose another ADDR, which comes after MODEL"
+            ) from None
 
 
 async def until_open(listener: Listener, serving: asyncio.Task[None]) -> None:
