@@ -92,7 +92,7 @@ def launches(case: Case, rows: int, segments: list[Segment], device: CudaDevice)
             calls += [spread(x, by_place, device), product]
     else:
         scratch = torch.empty(piece_rows(case.n, case.k) * case.k, dtype=torch.bfloat16, device="cuda")
-        calls += [packed_many(x, segment, out, scratch, device) for segment in segments]
+        calls += [call for segment in segments for call in packed_many(x, segment, out, scratch, device)]
 
     def run() -> None:
         for call in calls:

@@ -71,7 +71,8 @@ def in_pieces() -> str:
     device = TritonDevice("cpu", "interpreter", DType.F32)
     (segment,) = device.hold(WeightForm("packed", ("w",), 0), [source])
     x, out = torch.randn(3, 64, generator=torch.Generator().manual_seed(13)), torch.full((3, 70), 7.0)
-    packed_many(x, segment, out[:, 2:], torch.full((10 * 64,), nan), device)()
+    for call in packed_many(x, segment, out[:, 2:], torch.full((10 * 64,), nan), device):
+        call()
     out[:, [0, 1, 68, 69]] -= 7.0
     wanted = torch.nn.functional.pad(x @ dequantise(source).T, (2, 2))
     return "PASS" if torch.allclose(out, wanted, atol=1e-6) else f"FAIL off by {float((out - wanted).abs().max()):.3g}"

@@ -31,9 +31,8 @@ from poot_executor.ops.deferred import SQUARES
 MOST_ROWS = 8
 _OCTS = 128  # octs of a step along the columns
 _OUTS = 4  # rows of the weight that a program has
-_GATED_ROWS = (
-    4  # rows of a step up to which it has as many of gate and of up: with more, sums do not fit into registers
-)
+# Rows of a step up to which it has as many of gate and of up: with more, sums do not fit into registers.
+_GATED_ROWS = 4
 _STAGES = 1  # steps whose loads are under way
 
 
@@ -161,10 +160,11 @@ def packed_few(x: Quantised, segment: Segment, around: Around, device: Any) -> C
     sums = x.sums if segment.layout.group == QUANTISED else x.halves
     locks = torch.zeros(triton.cdiv(n, SQUARES), dtype=torch.int32, device=x.quads.device)
     tensors = *plane_tensors(segment), *of.tensors()
-    wide = of.gate is not None and rows <= _GATED_ROWS
-    grid = (triton.cdiv(n, _OUTS // 2 if of.gate is not None and not wide else _OUTS),)
+    each = 1 if of.gate is None else 2
+    outs = each * _OUTS if rows <= _GATED_ROWS else _OUTS
+    grid = (triton.cdiv(n, outs // each),)
     return lambda: _packed_few[grid](
         x.quads, x.scale, sums, *tensors, locks, n, octs // 4, of.out.stride(0), of.eps, of.offset,
-        ROWS=rows, OUTS=2 * _OUTS if wide else _OUTS, OCTS=_OCTS, EVEN=octs % _OCTS == 0,
+        ROWS=rows, OUTS=outs, OCTS=_OCTS, EVEN=octs % _OCTS == 0,
         **constants(segment), **of.constants(), DP4A=device.dp4a, STAGES=_STAGES, num_warps=1, **device.launch,
     )  # fmt: skip

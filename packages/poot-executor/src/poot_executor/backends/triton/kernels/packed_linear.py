@@ -112,7 +112,7 @@ class _Packed(TritonKernel):
             tiles = [packed_tiles.packed_tiles(by_place, segment, around, parts, device) for segment in segments]
             return [spread(x, by_place, device), *tiles]
         whole = typed(scratch, (piece_rows(n, k) * k,), None, site.activation)
-        many = [packed_many(x, segment, around.out, whole, device) for segment in segments]
+        many = [call for segment in segments for call in packed_many(x, segment, around.out, whole, device)]
         bias = around.bias
         return many if bias is None else [*many, lambda: around.out.add_(bias)]
 
@@ -185,15 +185,14 @@ class PackedGatedLinearKernel(_PackedGated):
 
 
 @FEW_ROWS_KERNELS.register(NormedGatedLinear)
-class PackedNormedGatedLinearKernel(_PackedGated):
+class PackedNormedGatedLinearKernel(PackedGatedLinearKernel):
     first = 2
     most = packed_tiles.MOST_NORMED
 
     def around(self, site: Site, operands: Operands) -> Around:
         op = site.op
         assert isinstance(op, NormedGatedLinear)
-        squares = view(operands.input(1))
-        return Around(view(operands.outputs[0]), gate=op.activation, squares=squares, eps=op.eps)
+        return replace(super().around(site, operands), squares=view(operands.input(1)), eps=op.eps)
 
 
 @FEW_ROWS_KERNELS.register(ResidualLinear)

@@ -66,8 +66,8 @@ def piece_rows(n: int, k: int) -> int:
 
 def packed_many(
     x: torch.Tensor, segment: Segment, out: torch.Tensor, scratch: torch.Tensor, device: Any
-) -> Callable[[], object]:
-    """The product of x (rows, K) with a segment into its columns of out, by way of scratch (1-D, x's type).
+) -> list[Callable[[], object]]:
+    """The launches of the product of x (rows, K) with a segment into its columns of out, by way of scratch (1-D).
 
     As many rows as fit into the scratch are decoded at a time.
     """
@@ -80,9 +80,4 @@ def packed_many(
         calls.append(decode(segment, start, rows, weight, device))
         more = {} if target.dtype == x.dtype else {"out_dtype": target.dtype}
         calls.append(partial(torch.mm, x, weight.t(), **more, out=target))
-
-    def run() -> None:
-        for call in calls:
-            call()
-
-    return run
+    return calls
