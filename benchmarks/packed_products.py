@@ -68,17 +68,28 @@ def noise(case: Case) -> Segment:
         plane.view(torch.uint8).random_(0, 255)
     segment.scale.view(torch.uint8).random_(0, 63)
     assert segment.unit is not None
-    segment.unit.view(torch.float16).fill_(1e-4)
+    (segment.unit if segment.unit.dtype == torch.float32 else segment.unit.view(torch.float16)).fill_(1e-4)
     return segment
 
 
-def launches(case: Case, rows: int, segments: list[Segment], device: CudaDevice) -> Callable[[], None]:
-    """A call that runs the product once with each of the segments."""
+def launches(
+    case: Case, rows: int, segments: list[Segment], device: CudaDevice, *, triton: bool = False
+) -> Callable[[], None]:
+    """A call that runs the product once with each of the segments; `triton`: not by a kernel of the device's own."""
     x = torch.randn(rows, case.k, device="cuda").bfloat16()
-    gated = case.gated and rows <= packed_tiles.MOST_GATED
-    out = torch.empty(rows, case.n // 2 if gated else case.n, dtype=case.out, device="cuda")
-    around = Around(out, gate="silu" if gated else None)
-    calls: list[Callable[[], object]] = []
+    parts = torch.empty(packed_tiles.parts_bytes(min(rows, packed_tiles.MOST_ROWS), case.n, case.k) // 4, device="cuda")
+
+    def room(*, gated: bool) -> Around:
+        out = torch.empty(rows, case.n // 2 if gated else case.n, dtype=case.out, device="cuda")
+        return Around(out, gate="silu" if gated else None)
+
+    around = room(gated=case.gated)
+    own = [] if triton else [device.packed_product(x, segment, around, parts) for segment in segments]
+    calls: list[Callable[[], object]] = [call for call in own if call is not None]
+    if calls:
+        return in_turn(calls)
+    around = room(gated=case.gated and rows <= packed_tiles.MOST_GATED)
+    out = around.out
     if rows <= packed_few.MOST_ROWS:
         made = (torch.empty(rows, case.k // size, device="cuda") for size in (32, 32, 16))
         quantised = Quantised(torch.empty(rows, 2, case.k // OCT, dtype=torch.int32, device="cuda"), *made)
@@ -86,14 +97,16 @@ def launches(case: Case, rows: int, segments: list[Segment], device: CudaDevice)
             calls += [quantised.fill(x, device), packed_few.packed_few(quantised, segment, around, device)]
     elif rows <= packed_tiles.MOST_ROWS:
         by_place = torch.empty(OCT, rows, case.k // OCT, dtype=torch.bfloat16, device="cuda")
-        parts = torch.empty(packed_tiles.parts_bytes(rows, case.n, case.k) // 4, device="cuda")
         for segment in segments:
             product = packed_tiles.packed_tiles(by_place, segment, around, parts, device)
             calls += [spread(x, by_place, device), product]
     else:
         scratch = torch.empty(piece_rows(case.n, case.k) * case.k, dtype=torch.bfloat16, device="cuda")
         calls += [call for segment in segments for call in packed_many(x, segment, out, scratch, device)]
+    return in_turn(calls)
 
+
+def in_turn(calls: list[Callable[[], object]]) -> Callable[[], None]:
     def run() -> None:
         for call in calls:
             call()
@@ -101,9 +114,9 @@ def launches(case: Case, rows: int, segments: list[Segment], device: CudaDevice)
     return run
 
 
-def timed(case: Case, rows: int, segments: list[Segment], device: CudaDevice) -> float:
+def timed(case: Case, rows: int, segments: list[Segment], device: CudaDevice, *, triton: bool = False) -> float:
     """Microseconds of one product."""
-    run = launches(case, rows, segments, device)
+    run = launches(case, rows, segments, device, triton=triton)
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -144,7 +157,7 @@ def compile_one(job: tuple[str, dict[str, int], Case, int]) -> str:
     kind, tiling, case, rows = job
     try:
         use(kind, tiling, rows)
-        launches(case, rows, [noise(case)], CudaDevice())()
+        launches(case, rows, [noise(case)], CudaDevice(), triton=True)()
         torch.cuda.synchronize()
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:80]}"
@@ -164,7 +177,7 @@ def sweep(kind: str, cases: list[Case], rows: list[int]) -> None:
             for job, why in zip(jobs, wrong, strict=True):
                 if job[2:] == (case, n) and not why:
                     use(kind, job[1], n)
-                    found.append((timed(case, n, held, device), tuple(job[1].values())))
+                    found.append((timed(case, n, held, device, triton=True), tuple(job[1].values())))
             found.sort()
             best = ", ".join(f"{us:.1f} {tiling}" for us, tiling in found[:6])
             print(f"{case.name:8} {n:4} rows: {best}; worst {found[-1][0]:.1f}", flush=True)
@@ -172,14 +185,14 @@ def sweep(kind: str, cases: list[Case], rows: list[int]) -> None:
         torch.cuda.empty_cache()
 
 
-def table(cases: list[Case], rows: list[int]) -> bool:
+def table(cases: list[Case], rows: list[int], *, triton: bool) -> bool:
     rate = copy_rate()
     torch.cuda.empty_cache()
     device, sums, passed = CudaDevice(), dict.fromkeys(rows, 0.0), True
     for case in cases:
         held, size = weights(case), LAYOUTS[case.encoding].nbytes(case.n * case.k)
         for n in rows:
-            us = timed(case, n, held, device)
+            us = timed(case, n, held, device, triton=triton)
             sums[n] += us * case.count / 1e3
             told = f"{size / us / 1e6:5.2f} TB/s, {size / us * 1e6 / rate:.3f} of a copy"
             told += f", {2 * n * case.n * case.k / us / 1e6:6.1f} TFLOP/s"
@@ -200,6 +213,7 @@ def main() -> int:
     parser.add_argument("--rows", default="1,2,4,8,16,32,64,128,256,512,2048", help="with commas between")
     parser.add_argument("--products", default=",".join(case.name for case in CASES))
     parser.add_argument("--sweep", choices=("few", "tiles"), default=None)
+    parser.add_argument("--triton", action="store_true", help="not by the device's own kernels")
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
     torch.manual_seed(0)
@@ -208,7 +222,7 @@ def main() -> int:
     if arguments.sweep:
         sweep(arguments.sweep, cases, rows)
         return 0
-    return int(not table(cases, rows) and arguments.check)
+    return int(not table(cases, rows, triton=arguments.triton) and arguments.check)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
 import torch
 
-from poot_executor.backends.cuda import nvml
+from poot_executor.backends.cuda import nvml, nvrtc, packed_product
+from poot_executor.backends.cuda.driver import Argument, load
+from poot_executor.backends.cuda.programs import Program, cubin
 from poot_executor.backends.triton.graphs import GraphDevice
 from poot_executor.backends.triton.kernels import TRITON_KERNELS
+from poot_executor.backends.triton.kernels.products import Around
+from poot_executor.backends.triton.packed import Segment
+
+_log = logging.getLogger(__name__)
+_LEAST_CAPABILITY = (8, 0)  # of bfloat16 in matrix units and copies to shared memory that nobody waits for
 
 
 class CudaDevice(GraphDevice):
@@ -23,8 +36,48 @@ class CudaDevice(GraphDevice):
         self._used_before = card.used if card is not None else 0
         super().__init__(properties.name)
         self.pdl = properties.major >= 9
+        self._capability = properties.major, properties.minor
+        self._compilers = ThreadPoolExecutor(os.cpu_count() or 1, "compile") if self._compiles() else None
         if properties.major < 9:
             self.kernels = TRITON_KERNELS
+
+    def bind(
+        self, program: Program, grid: tuple[int, int, int], threads: int, shared: int, arguments: Sequence[Argument]
+    ) -> Callable[[], None]:
+        """A launch of a kernel in CUDA C++. `shared`: bytes of shared memory.
+
+        What is not on the disk is compiled meanwhile, several programs at once; the first launch waits for it.
+        """
+        assert self._compilers is not None
+        image = self._compilers.submit(cubin, program, self._capability)
+        pdl = self.pdl
+
+        @cache
+        def bound() -> Callable[[], None]:
+            return load(image.result(), program.kernel).bind(grid, threads, shared, arguments, pdl)
+
+        def launch() -> None:
+            bound()()
+
+        return launch
+
+    def packed_product(
+        self, x: torch.Tensor, segment: Segment, around: Around, parts: torch.Tensor
+    ) -> Callable[[], object] | None:
+        if self._compilers is None or not packed_product.accepts(x, segment):
+            return None
+        return packed_product.packed_product(x, segment, around, parts, self)
+
+    def _compiles(self) -> bool:
+        """Whether kernels in CUDA C++ can be had: else Triton's, which are slower, do the same."""
+        if self._capability < _LEAST_CAPABILITY:
+            return False
+        try:
+            nvrtc.version()
+        except nvrtc.ProgramError as error:
+            _log.warning("no CUDA C++ kernels for packed weights, Triton's are slower: %s", error)
+            return False
+        return True
 
     def driver_bytes(self) -> int:
         """See `poot_executor.devices.protocol.Metered`. Without NVML, what other programs hold is in it."""

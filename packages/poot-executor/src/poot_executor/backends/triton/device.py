@@ -12,7 +12,9 @@ import torch
 from poot_executor.backends.triton.kernels import FEW_ROWS_KERNELS, TRITON_KERNELS
 from poot_executor.backends.triton.kernels.kernel import TORCH_TYPES, UNBOUNDED
 from poot_executor.backends.triton.kernels.plan import most_splits, queries
+from poot_executor.backends.triton.kernels.products import Around
 from poot_executor.backends.triton.memory import TorchAllocation
+from poot_executor.backends.triton.packed import Segment
 from poot_executor.backends.triton.weights import fill, room
 from poot_executor.devices.fetch import HostFetch
 from poot_executor.devices.protocol import Allocation, Launch, Live
@@ -111,6 +113,15 @@ class TritonDevice:
     def record(self, launches: Sequence[Launch]) -> Any:
         live, self.live = self.live, self._live_buffer()
         return EagerLoop(self, launches, live)
+
+    def packed_product(
+        self, x: torch.Tensor, segment: Segment, around: Around, parts: torch.Tensor
+    ) -> Callable[[], object] | None:
+        """The launch of a product of x (rows, K) with packed weights by a kernel of the device's own, if it has one.
+
+        `parts`: room for float32 results.
+        """
+        return None
 
     def synchronize(self) -> None:
         """Nothing is under way."""

@@ -1,13 +1,10 @@
 """Packed weights on the device: a ggml weight's codes and scales as planes that kernels read in order.
 
 Eight consecutive elements of a row are an oct, and their codes are cut into planes of 8, 4, 2 and 1 bits, an oct being
-two int32, an int32, an int16 or a uint8. Bits lie so that few instructions make the codes of elements 0 to 3 and 4 to 7
-bytes of two int32 (see `kernels/codes.py`), which integer dot products take as they are:
-
-* 8 bits: byte b of the first int32 is element b, of the second element 4 + b;
-* 4 bits: the low half of byte b is element b, the high half element 4 + b;
-* 2 bits: bits 0-1 of the bytes are elements 0 and 1, bits 2-3 elements 2 and 3, and so on;
-* 1 bit: bit i is element i.
+two int32, an int32, an int16 or a uint8. Its elements lie in the order 0, 2, 4, 6, 1, 3, 5, 7, lowest bits first. So
+neighbours are 16 bits apart in a word of 4 bits each, and one mask takes both, as a matrix unit wants them; and few
+instructions make the codes of elements 0, 4, 1, 5 and of 2, 6, 3, 7 bytes of two int32 (see `kernels/codes.py`), which
+integer dot products take. Those are the two int32 of 8 bits, too.
 
 An element is (code - offset) * scale - minimum, exactly as the format has it: a group's scale (and minimum) is a half
 or, in formats that have those, a small integer times a half that 256 elements share. Scale and minimum are side by
@@ -36,6 +33,7 @@ class Layout:
 
     `multiples`: bytes of a group's integers, for formats that have them: one is a signed scale or, with minimums, two
     halves of a byte, the scale's low; two are a byte each, the scale's first. 0: a group has halves of its own.
+    What 256 elements share takes four bytes: two halves or, without minimum, a half as float32.
     """
 
     bits: tuple[int, ...]
@@ -47,7 +45,7 @@ class Layout:
     def nbytes(self, elements: int) -> int:
         """Bytes that so many elements take, whole blocks of them."""
         groups, halves = elements // self.group, 2 * (1 + self.minimum)
-        scales = groups * self.multiples + elements // SHARED * halves if self.multiples else groups * halves
+        scales = groups * self.multiples + elements // SHARED * 4 if self.multiples else groups * halves
         return elements // OCT * sum(self.bits) + scales
 
 
@@ -66,6 +64,9 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
     }
 )
 
+_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # the element of each field of an oct
+HALVES = ([0, 4, 1, 5], [2, 6, 3, 7])  # those of the bytes of two int32
+
 _PLANE_TYPES = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
@@ -74,7 +75,8 @@ class Segment:
     """Rows of a packed weight of one layout, from row `first` of the product on.
 
     planes: (rows, width / 8) each, two of int32 for 8 bits. `scale` is (rows, width / group): float16, or int32 for the
-    halves of scale and minimum; of multiples, int8, uint8 or int16, and then `unit` (rows, width / 256) has the halves.
+    halves of scale and minimum; of multiples, int8, uint8 or int16, and then `unit` (rows, width / 256) has the halves,
+    int32 for two and float32 for one.
     """
 
     layout: Layout
@@ -113,12 +115,13 @@ def empty_segment(layout: Layout, first: int, rows: int, width: int, device: str
         return torch.empty(rows, columns, dtype=dtype, device=device)
 
     planes = tuple(room(width // OCT, _PLANE_TYPES[bits]) for bits in _split(layout.bits))
-    halves = torch.int32 if layout.minimum else torch.float16
     groups = width // layout.group
     if not layout.multiples:
+        halves = torch.int32 if layout.minimum else torch.float16
         return Segment(layout, first, rows, width, planes, room(groups, halves))
     integers = torch.int16 if layout.multiples == 2 else torch.uint8 if layout.minimum else torch.int8
-    return Segment(layout, first, rows, width, planes, room(groups, integers), room(width // SHARED, halves))
+    shared = torch.int32 if layout.minimum else torch.float32
+    return Segment(layout, first, rows, width, planes, room(groups, integers), room(width // SHARED, shared))
 
 
 def _split(bits: tuple[int, ...]) -> tuple[int, ...]:
@@ -164,27 +167,28 @@ def _multiples(parts: Parts, nbytes: int) -> torch.Tensor:
 def _pack(octs: torch.Tensor, bits: tuple[int, ...]) -> list[torch.Tensor]:
     """octs: (n, 8) uint8 codes -> the planes' n elements each."""
     if bits == (8,):
-        return [octs[:, half : half + 4].contiguous().view(torch.int32).view(-1) for half in (0, 4)]
+        return [octs[:, places].contiguous().view(torch.int32).view(-1) for places in HALVES]
+    octs = octs[:, _ORDER]
     planes, shift = [], 0
     for width in bits:
         fields = (octs >> shift) & ((1 << width) - 1)
         shift += width
         match width:
             case 4:
-                packed = (fields[:, :4] | (fields[:, 4:] << 4)).view(torch.int32)
+                packed = _joined(fields.view(-1, 4, 2), 4).view(torch.int32)
             case 2:
-                packed = _joined(fields.view(-1, 4, 2), 2).view(torch.int16)
+                packed = _joined(fields.view(-1, 2, 4), 2).view(torch.int16)
             case _:
-                packed = _joined(fields.unsqueeze(2), 1)
+                packed = _joined(fields.unsqueeze(1), 1)
         planes.append(packed.view(-1))
     return planes
 
 
 def _joined(fields: torch.Tensor, width: int) -> torch.Tensor:
-    """(n, 8 / width, k) uint8 -> (n, k): field i of a byte, lowest first."""
-    joined = fields[:, 0].clone()
-    for index in range(1, fields.shape[1]):
-        joined.bitwise_or_(fields[:, index] << (index * width))
+    """(n, k, 8 / width) uint8 -> (n, k): fields of a byte, lowest first."""
+    joined = fields[:, :, 0].clone()
+    for index in range(1, fields.shape[2]):
+        joined.bitwise_or_(fields[:, :, index] << (index * width))
     return joined
 
 

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from poot_executor.backends.triton.kernels.codes import element, place
 from poot_executor.backends.triton.kernels.kernel import begin_kernel, typed
 from poot_executor.backends.triton.packed import OCT
 from poot_executor.ir.types import DType
@@ -26,26 +27,26 @@ _GROUPS = 8  # groups of them that a program quantises
 def _quantise(x, quads, scale, sums, halves, pitch, k, GROUPS: tl.constexpr, PDL: tl.constexpr):
     """One program: a row's groups of 32, each rounded to whole steps of a 127th of its largest magnitude.
 
-    Element 8 i + j goes to byte j mod 4 of int32 i of a row's first (j < 4) or second k / 8 of them. The sums of 32 and
-    of 16 elements are those of the rounded values.
+    Elements 0, 4, 1, 5 of oct i are the bytes of int32 i of a row's first k / 8, elements 2, 6, 3, 7 of its second. The
+    sums of 32 and of 16 elements are those of the rounded values.
     """
     row = tl.program_id(0)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-    element = tl.arange(0, 32)
-    at = group[:, None] * 32 + element[None, :]
+    of_group = tl.arange(0, 32)
+    at = group[:, None] * 32 + of_group[None, :]
     mask = at < k
     begin_kernel(PDL)
     value = tl.load(x + row * pitch + at, mask=mask, other=0.0).to(tl.float32)
     most = tl.max(tl.abs(value), 1)
     step = most / 127.0
     whole = tl.floor(value * (127.0 / tl.where(most > _LEAST, most, 1.0))[:, None] + 0.5)
-    place = (element % 8 // 4)[None, :] * (k // 2) + (at // 8) * 4 + (element % 4)[None, :]
-    tl.store(quads + row * k + place, whole.to(tl.int8), mask=mask)
+    byte = place(of_group % 8)[None, :]
+    tl.store(quads + row * k + byte // 4 * (k // 2) + (at // 8) * 4 + byte % 4, whole.to(tl.int8), mask=mask)
     there = group < k // 32
     tl.store(scale + row * (k // 32) + group, step, mask=there)
     tl.store(sums + row * (k // 32) + group, step * tl.sum(whole, 1), mask=there)
-    first = step * tl.sum(tl.where(element[None, :] < 16, whole, 0.0), 1)
-    second = step * tl.sum(tl.where(element[None, :] < 16, 0.0, whole), 1)
+    first = step * tl.sum(tl.where(of_group[None, :] < 16, whole, 0.0), 1)
+    second = step * tl.sum(tl.where(of_group[None, :] < 16, 0.0, whole), 1)
     tl.store(halves + row * (k // 16) + group * 2, first, mask=there)
     tl.store(halves + row * (k // 16) + group * 2 + 1, second, mask=there)
 
@@ -84,18 +85,18 @@ class Quantised:
 
 @triton.jit
 def _spread(x, out, pitch, octs, size, OCTS: tl.constexpr, PDL: tl.constexpr):
-    """Element 8 i + j of a row to place i of the row's j-th part; parts are `size` elements apart."""
+    """The element of oct i whose code is byte j, to place i of the row's j-th part; parts are `size` elements apart."""
     row = tl.program_id(0)
     of_oct = tl.program_id(1) * OCTS + tl.arange(0, OCTS)
-    place = tl.arange(0, 8)
+    of_byte = tl.arange(0, 8)
     mask = (of_oct < octs)[:, None]
     begin_kernel(PDL)
-    value = tl.load(x + row * pitch + of_oct[:, None] * 8 + place[None, :], mask=mask)
-    tl.store(out + place[None, :] * size + row * octs + of_oct[:, None], value, mask=mask)
+    value = tl.load(x + row * pitch + of_oct[:, None] * 8 + element(of_byte)[None, :], mask=mask)
+    tl.store(out + of_byte[None, :] * size + row * octs + of_oct[:, None], value, mask=mask)
 
 
 def spread(x: torch.Tensor, out: torch.Tensor, device: Any) -> Callable[[], object]:
-    """The launch that puts x (rows, K) into out (8, rows, K / 8): out[j, row, i] = x[row, 8 i + j]."""
+    """The launch that puts x (rows, K) into out (8, rows, K / 8): out[j, row, i] = x[row, 8 i + element(j)]."""
     rows, octs = x.shape[0], x.shape[1] // OCT
     block = min(128, triton.next_power_of_2(octs))
     grid = (rows, triton.cdiv(octs, block))

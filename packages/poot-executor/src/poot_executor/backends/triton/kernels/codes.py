@@ -18,7 +18,7 @@ from poot_executor.backends.triton.packed import Segment
 
 @triton.jit
 def codes(low, high, at, mask, LOW: tl.constexpr, HIGH: tl.constexpr):
-    """Of the octs `at`, the codes of elements 0 to 3 and of 4 to 7, as the bytes of two int32."""
+    """Of the octs `at`, the codes of elements 0, 4, 1, 5 and of 2, 6, 3, 7, as the bytes of two int32."""
     if LOW == 8:
         first = tl.load(low + at, mask=mask, other=0)
         second = tl.load(high + at, mask=mask, other=0)
@@ -34,8 +34,8 @@ def codes(low, high, at, mask, LOW: tl.constexpr, HIGH: tl.constexpr):
         second |= rest << LOW
     if HIGH == 1:
         bits = tl.load(high + at, mask=mask, other=0).to(tl.int32)
-        first |= (((bits & 15) * 0x204081) & 0x01010101) << LOW
-        second |= (((bits >> 4) * 0x204081) & 0x01010101) << LOW
+        first |= (((bits & 0x55) * 0x41041) & 0x01010101) << LOW
+        second |= (((bits >> 1 & 0x55) * 0x41041) & 0x01010101) << LOW
     return first, second
 
 
@@ -43,7 +43,27 @@ def codes(low, high, at, mask, LOW: tl.constexpr, HIGH: tl.constexpr):
 def _pairs(plane, at, mask):
     """Of a plane of two bits."""
     word = tl.load(plane + at, mask=mask, other=0).to(tl.int32) & 0xFFFF
-    return ((word << 14) | word) & 0x03030303, ((word << 10) | (word >> 4)) & 0x03030303
+    return _far(word), _far(word >> 2)
+
+
+@triton.jit
+def _far(word):
+    """Fields 0, 2, 4 and 6 of two bits as bytes."""
+    word &= 0x3333
+    word = (word | (word << 8)) & 0x00FF00FF
+    return (word | (word << 4)) & 0x03030303
+
+
+@triton.jit
+def element(place):
+    """The element of an oct whose code is byte `place` of the eight bytes that `codes` gives."""
+    return place // 4 * 2 + place % 4 // 2 + place % 2 * 4
+
+
+@triton.jit
+def place(element):
+    """The byte of the eight that `codes` gives where an element's code is."""
+    return element // 2 % 2 * 4 + element % 2 * 2 + element // 4
 
 
 @triton.jit

@@ -84,9 +84,9 @@ class _Packed(TritonKernel):
 
     def workspace(self, site: Site) -> int:
         (rows, k), size = site.inputs[0].shape, site.activation.size
-        if _is_few(site):
-            return Quantised.nbytes(rows, k)
         n = sum(site.inputs[i].shape[0] for i in self.weights(site))
+        if _is_few(site):
+            return max(Quantised.nbytes(rows, k), packed_tiles.parts_bytes(rows, n, k))
         if rows <= packed_tiles.MOST_ROWS:
             return _aligned(rows * k * size) + packed_tiles.parts_bytes(rows, n, k)
         return _aligned(piece_rows(n, k) * k * size)
@@ -94,12 +94,27 @@ class _Packed(TritonKernel):
     def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
         return _in_turn(self.products(site, operands, self.around(site, operands), device))
 
+    def own_products(
+        self, site: Site, operands: Operands, around: Around, device: Any
+    ) -> list[Callable[[], object]] | None:
+        """The launches of the product by kernels of the device's own, if it has them."""
+        x, scratch = view(operands.input(0)), operands.workspace
+        if len(x) > packed_tiles.MOST_ROWS:
+            return None
+        assert scratch is not None
+        n = sum(segment.rows for segment in operands.held[0])
+        parts = typed(scratch, (packed_tiles.parts_bytes(len(x), n, x.shape[1]) // 4,), None, DType.F32)
+        own = [device.packed_product(x, segment, around, parts) for segment in operands.held[0]]
+        return None if None in own else own
+
     def products(self, site: Site, operands: Operands, around: Around, device: Any) -> list[Callable[[], object]]:
         """The launches of the product."""
         x, scratch = view(operands.input(0)), operands.workspace
         segments: tuple[Segment, ...] = operands.held[0]
         assert scratch is not None
         rows, k = x.shape
+        if (own := self.own_products(site, operands, around, device)) is not None:
+            return own
         if _is_few(site):
             quantised = Quantised.room(scratch, rows, k)
             few = [packed_few.packed_few(quantised, segment, around, device) for segment in segments]
@@ -135,8 +150,11 @@ class _PackedGated(_Packed):
         around, scratch = self.around(site, operands), operands.workspace
         assert scratch is not None
         out = around.out
-        if len(operands.held[0]) == 1 and len(out) <= packed_tiles.MOST_GATED:
-            return _in_turn(self.products(site, operands, around, device))
+        if len(operands.held[0]) == 1:
+            if (own := self.own_products(site, operands, around, device)) is not None:
+                return _in_turn(own)
+            if len(out) <= packed_tiles.MOST_GATED:
+                return _in_turn(self.products(site, operands, around, device))
         product = typed(scratch, (len(out), 2 * out.shape[1]), None, site.activation, super().workspace(site))
         calls = self.products(site, operands, replace(around, out=product, gate=None), device)
         return _in_turn([*calls, gate_rows(self.activation(site), product, out, live_index(site.inputs[0]), device)])

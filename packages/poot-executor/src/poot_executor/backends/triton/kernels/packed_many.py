@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from poot_executor.backends.triton.kernels.codes import codes, constants, fetch_scales, plane_tensors, scales
+from poot_executor.backends.triton.kernels.codes import codes, constants, fetch_scales, place, plane_tensors, scales
 from poot_executor.backends.triton.kernels.kernel import begin_kernel
 from poot_executor.backends.triton.packed import OCT, Segment
 
@@ -45,8 +45,8 @@ def octs_of(
     first, second = codes(low, high, at, mask, LOW, HIGH)
     number, halves = fetch_scales(scale, unit, at // (GROUP // 8), mask, GROUP, MULTIPLES)
     size, least = scales(number, halves, MINIMUM, MULTIPLES)
-    place = tl.arange(0, 8)[None, :]
-    code = (tl.where(place < 4, first[:, None], second[:, None]) >> (place % 4 * 8)) & 255
+    byte = place(tl.arange(0, 8))[None, :]
+    code = (tl.where(byte < 4, first[:, None], second[:, None]) >> (byte % 4 * 8)) & 255
     return code.to(tl.float32) * size[:, None] - (size * OFFSET + least)[:, None]
 
 

@@ -1,0 +1,32 @@
+"""A device over host memory that runs kernels in CUDA C++ by emulation (`cuda_on_host`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+from cuda_on_host import Argument, HostKernel
+
+from poot_executor.backends.cuda.programs import SOURCES, Program
+from poot_executor.backends.triton.device import TritonDevice
+from poot_executor.ir import DType
+
+
+@cache
+def _kernel(program: Program) -> HostKernel:
+    return HostKernel(SOURCES / program.source, program.kernel, dict(program.macros))
+
+
+class HostDevice(TritonDevice):
+    """`backwards`: blocks, warps and lanes take turns from the last to the first."""
+
+    backwards = False
+
+    def __init__(self) -> None:
+        super().__init__("cpu", "host", DType.BF16)
+
+    def bind(
+        self, program: Program, grid: tuple[int, int, int], threads: int, shared: int, arguments: Sequence[Argument]
+    ) -> Callable[[], None]:
+        kernel, backwards = _kernel(program), self.backwards
+        return lambda: kernel.launch(grid, threads, shared, arguments, reversed=backwards)

@@ -1,0 +1,748 @@
+// CUDA C++ on the host, for tests: the names that a kernel of backends/cuda/source/ uses, over ordinary memory.
+//
+// A thread is a fiber, and a block's fibers run in turn until each of them waits for its warp or its block; blocks run
+// one after another. Warp collectives (mma, shuffles, __syncwarp) need all 32 lanes. Asynchronous copies spoil their
+// destination at once and fill it when a wait asks for them, so that reading too early reads 0xCB, as does shared
+// memory that nobody has written. The compiler calls the checks at the end of this file before each access to memory,
+// which must lie in an operand, in shared memory, on the thread's stack, or in the program; operands and shared memory
+// are aligned as the access wants. Whatever goes wrong ends the run with a message.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cmath>
+#include <cstdarg>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#if !defined(__x86_64__) && !defined(CUDA_ON_HOST_UCONTEXT)
+#define CUDA_ON_HOST_UCONTEXT 1
+#endif
+#ifdef CUDA_ON_HOST_UCONTEXT
+#include <ucontext.h>
+#endif
+
+// Unchecked: the emulation itself, where checks would cost time.
+#define CUDA_ON_HOST_UNCHECKED no_sanitize("kernel-address,alignment,bounds,null,shift-exponent")
+#define CUDA_ON_HOST_PLAIN __attribute__((CUDA_ON_HOST_UNCHECKED, noinline))
+
+struct uint2 { alignas(8) unsigned x; unsigned y; };
+struct uint3 { unsigned x, y, z; };
+struct uint4 { alignas(16) unsigned x; unsigned y, z, w; };
+struct int2 { alignas(8) int x; int y; };
+struct int4 { alignas(16) int x; int y, z, w; };
+struct float2 { alignas(8) float x; float y; };
+struct float3 { float x, y, z; };
+struct float4 { alignas(16) float x; float y, z, w; };
+struct dim3 { unsigned x = 1, y = 1, z = 1; };
+static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+static inline uint3 make_uint3(unsigned x, unsigned y, unsigned z) { return {x, y, z}; }
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+static inline int2 make_int2(int x, int y) { return {x, y}; }
+static inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+static inline float2 make_float2(float x, float y) { return {x, y}; }
+static inline float3 make_float3(float x, float y, float z) { return {x, y, z}; }
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+namespace on_host {
+namespace {
+
+constexpr unsigned LANES = 32, MOST_THREADS = 1024, MOST_COPIES = 512, MOST_RANGES = 64;
+constexpr unsigned long MOST_FRESH_LOADS = 1ul << 24;  // of a block; blocks do not run at the same time
+constexpr std::size_t STACK = 256 << 10, PAGE = 4096;
+constexpr int POISON = 0xCB;
+
+// ---- fibers -----------------------------------------------------------------------------------------------------
+
+#ifdef CUDA_ON_HOST_UCONTEXT
+typedef ucontext_t Context;
+void change(Context& from, Context& to) { swapcontext(&from, &to); }
+void prepare(Context& context, unsigned char* low, unsigned char* high, void (*entry)()) {
+    getcontext(&context);
+    context.uc_stack.ss_sp = low;
+    context.uc_stack.ss_size = static_cast<std::size_t>(high - low);
+    context.uc_link = nullptr;
+    makecontext(&context, entry, 0);
+}
+#else
+// The registers that a call preserves lie on the stack; its pointer is all that is kept of a fiber.
+typedef void* Context;
+extern "C" void cuda_on_host_change(void** from, void* to) __attribute__((visibility("hidden")));
+__asm__(R"(
+.text
+.p2align 4
+.hidden cuda_on_host_change
+cuda_on_host_change:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+)");
+void change(Context& from, Context& to) { cuda_on_host_change(&from, to); }
+void prepare(Context& context, unsigned char*, unsigned char* high, void (*entry)()) {
+    void** top = reinterpret_cast<void**>(reinterpret_cast<std::uintptr_t>(high) & ~std::uintptr_t{15});
+    *--top = nullptr;  // where `entry` would return to: the stack is aligned as behind a call
+    *--top = reinterpret_cast<void*>(entry);
+    for (int i = 0; i < 6; i++) *--top = nullptr;
+    context = top;
+}
+#endif
+
+enum class State { READY, WARP, BLOCK, DONE };
+
+struct Copy { unsigned char* to; const unsigned char* from; unsigned bytes, group; };
+
+struct Warp { unsigned arrived; const char* at; };
+
+struct Fiber {
+    Context context;
+    State state;
+    uint3 thread;
+    unsigned lane;
+    Warp* warp;
+    // What a collective is given and gives.
+    unsigned long long given, taken;
+    unsigned source;
+    const unsigned* a;
+    unsigned b[2];
+    float* c;
+    // Copies asked for and not yet made, oldest first in a ring, and the group that is open.
+    Copy copies[MOST_COPIES];
+    unsigned oldest, pending, group;
+};
+
+struct Range { const unsigned char* start; std::size_t bytes; unsigned argument; };
+
+Fiber fibers[MOST_THREADS];
+Warp warps[MOST_THREADS / LANES];
+Fiber* now = nullptr;
+Context scheduler;
+uint3 block_index;
+dim3 grid_size, block_size;
+unsigned char* stacks = nullptr;
+std::size_t stack_bytes = 0;
+unsigned char* shared = nullptr;
+std::size_t shared_bytes = 0;
+Range ranges[MOST_RANGES];
+unsigned range_count = 0;
+unsigned long fresh_loads = 0;
+void (*body)() = nullptr;
+bool failed = false;
+char message[600];
+std::mutex one_at_a_time;
+
+void leave() { change(now->context, scheduler); }
+
+// Ends the run. A fiber that fails is left where it is.
+CUDA_ON_HOST_PLAIN void fail(const char* format, ...) {
+    if (!failed) {
+        int length = 0;
+        if (now)
+            length = std::snprintf(message, sizeof message, "thread %u of block (%u, %u, %u): ", now->thread.x,
+                                   block_index.x, block_index.y, block_index.z);
+        va_list values;
+        va_start(values, format);
+        std::vsnprintf(message + length, sizeof message - static_cast<std::size_t>(length), format, values);
+        va_end(values);
+    }
+    failed = true;
+    if (now) leave();
+}
+
+// Waits for the other lanes; the last one does `work(lanes)` for all of them.
+template <class Work> CUDA_ON_HOST_PLAIN void together(const char* what, unsigned mask, Work work) {
+    Warp& warp = *now->warp;
+    if (mask != 0xFFFFFFFFu) fail("%s with mask %08x: only the full mask is emulated", what, mask);
+    if (warp.arrived && std::strcmp(warp.at, what)) fail("at %s while lanes of its warp are at %s", what, warp.at);
+    warp.at = what;
+    if (++warp.arrived < LANES) {
+        now->state = State::WARP;
+        leave();
+        return;
+    }
+    Fiber* lanes = fibers + (&warp - warps) * LANES;
+    work(lanes);
+    warp.arrived = 0;
+    for (unsigned lane = 0; lane < LANES; lane++) lanes[lane].state = State::READY;
+}
+
+CUDA_ON_HOST_PLAIN unsigned long long exchange(const char* what, unsigned mask, unsigned long long value,
+                                               unsigned source) {
+    now->given = value;
+    now->source = source;
+    together(what, mask, [](Fiber* lanes) __attribute__((CUDA_ON_HOST_UNCHECKED)) {
+        for (unsigned lane = 0; lane < LANES; lane++) lanes[lane].taken = lanes[lanes[lane].source].given;
+    });
+    return now->taken;
+}
+
+template <class T> T exchange(const char* what, unsigned mask, T value, unsigned source) {
+    static_assert(std::is_arithmetic_v<T> && sizeof(T) <= 8, "a shuffle moves numbers");
+    unsigned long long bits = 0;
+    std::memcpy(&bits, &value, sizeof value);
+    bits = exchange(what, mask, bits, source);
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// ---- memory -----------------------------------------------------------------------------------------------------
+
+extern "C" const unsigned char __ehdr_start[] __attribute__((visibility("hidden")));  // this library in memory
+extern "C" const unsigned char _end[] __attribute__((visibility("hidden")));
+
+CUDA_ON_HOST_PLAIN bool within(const unsigned char* at, std::size_t bytes, const unsigned char* start,
+                               std::size_t size) {
+    return at >= start && bytes <= size && static_cast<std::size_t>(at - start) <= size - bytes;
+}
+
+CUDA_ON_HOST_PLAIN void refuse(const unsigned char* at, std::size_t bytes, const char* does, const void* caller) {
+    const Range* nearest = nullptr;
+    long distance = 1 << 20;
+    const Range all_shared = {shared, shared_bytes, 0};
+    for (unsigned i = 0; i <= range_count; i++) {
+        const Range& range = i < range_count ? ranges[i] : all_shared;
+        const long before = range.start - at, after = at - range.start - static_cast<long>(range.bytes);
+        const long away = before > after ? before : after;
+        if (away < distance) distance = away, nearest = &range;
+    }
+    const unsigned long offset = static_cast<unsigned long>(static_cast<const unsigned char*>(caller) - __ehdr_start);
+    char where[80];
+    if (nearest == &all_shared)
+        std::snprintf(where, sizeof where, "shared memory of %zu bytes", shared_bytes);
+    else if (nearest)
+        std::snprintf(where, sizeof where, "argument %u of %zu bytes", nearest->argument, nearest->bytes);
+    if (nearest)
+        fail("%s %zu bytes at offset %ld of %s [code+0x%lx]", does, bytes, static_cast<long>(at - nearest->start),
+             where, offset);
+    else
+        fail("%s %zu bytes at %p, which is no operand's [code+0x%lx]", does, bytes, static_cast<const void*>(at),
+             offset);
+}
+
+// A thread may use operands, shared memory, its stack (and what other lanes lend of theirs) and the program's data.
+CUDA_ON_HOST_PLAIN void check(const void* where, std::size_t bytes, const char* does, const void* caller) {
+    if (!now) return;
+    const unsigned char* at = static_cast<const unsigned char*>(where);
+    static unsigned last = 0;
+    if (within(at, bytes, stacks, stack_bytes) || within(at, bytes, shared, shared_bytes)) return;
+    if (last < range_count && within(at, bytes, ranges[last].start, ranges[last].bytes)) return;
+    for (unsigned i = 0; i < range_count; i++)
+        if (within(at, bytes, ranges[i].start, ranges[i].bytes)) {
+            last = i;
+            return;
+        }
+    if (within(at, bytes, __ehdr_start, static_cast<std::size_t>(_end - __ehdr_start))) return;
+    refuse(at, bytes, does, caller);
+}
+
+CUDA_ON_HOST_PLAIN void start_copy(unsigned char* to, const unsigned char* from, unsigned bytes) {
+    const void* caller = __builtin_return_address(0);
+    if (reinterpret_cast<std::uintptr_t>(to) % bytes) fail("copy_async of %u bytes to a misaligned address", bytes);
+    if (!within(to, bytes, shared, shared_bytes)) refuse(to, bytes, "copies", caller);
+    if (from) check(from, bytes, "copies", caller);
+    if (now->pending == MOST_COPIES) fail("more than %u asynchronous copies under way", MOST_COPIES);
+    std::memset(to, POISON, bytes);
+    now->copies[(now->oldest + now->pending++) % MOST_COPIES] = {to, from, bytes, now->group};
+}
+
+CUDA_ON_HOST_PLAIN void finish_copies(unsigned left) {
+    while (now->pending) {
+        const Copy& copy = now->copies[now->oldest];
+        if (copy.group + left >= now->group) break;
+        if (copy.from)
+            std::memcpy(copy.to, copy.from, copy.bytes);
+        else
+            std::memset(copy.to, 0, copy.bytes);
+        now->oldest = (now->oldest + 1) % MOST_COPIES;
+        now->pending--;
+    }
+}
+
+}  // namespace
+}  // namespace on_host
+
+#define __global__
+#define __device__
+#define __host__
+#define __constant__
+#define __shared__ static
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define SHARED_BYTES(name) unsigned char* const name = ::on_host::shared
+#define threadIdx (::on_host::now->thread)
+#define blockIdx (static_cast<const uint3&>(::on_host::block_index))
+#define gridDim (static_cast<const dim3&>(::on_host::grid_size))
+#define blockDim (static_cast<const dim3&>(::on_host::block_size))
+#define warpSize 32
+#define __expf expf
+#define __logf logf
+
+// ---- CUDA's own functions ---------------------------------------------------------------------------------------
+
+namespace {
+
+inline void __syncthreads() {
+    on_host::now->state = on_host::State::BLOCK;
+    on_host::leave();
+}
+inline void __syncwarp(unsigned mask = 0xFFFFFFFFu) {
+    on_host::together("__syncwarp", mask, [](on_host::Fiber*) {});
+}
+inline void __threadfence() { __asm__ volatile("" ::: "memory"); }
+inline void __threadfence_block() { __asm__ volatile("" ::: "memory"); }
+inline void __trap() { on_host::fail("__trap"); }
+
+template <class T> T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
+    const unsigned lane = on_host::now->lane, in = static_cast<unsigned>(width - 1);
+    return on_host::exchange("__shfl_sync", mask, value, (lane & ~in) | (static_cast<unsigned>(source) & in));
+}
+template <class T> T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32) {
+    const unsigned lane = on_host::now->lane, in = static_cast<unsigned>(width - 1);
+    const unsigned other = lane ^ static_cast<unsigned>(bits);
+    return on_host::exchange("__shfl_xor_sync", mask, value, other <= (lane | in) && other < 32 ? other : lane);
+}
+template <class T> T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = 32) {
+    const unsigned lane = on_host::now->lane, in = static_cast<unsigned>(width - 1);
+    return on_host::exchange("__shfl_down_sync", mask, value, (lane & in) + by <= in ? lane + by : lane);
+}
+template <class T> T __shfl_up_sync(unsigned mask, T value, unsigned by, int width = 32) {
+    const unsigned lane = on_host::now->lane, in = static_cast<unsigned>(width - 1);
+    return on_host::exchange("__shfl_up_sync", mask, value, (lane & in) >= by ? lane - by : lane);
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate) {
+    on_host::now->given = predicate != 0;
+    on_host::together("__ballot_sync", mask, [](on_host::Fiber* lanes) {
+        unsigned all = 0;
+        for (unsigned lane = 0; lane < 32; lane++) all |= static_cast<unsigned>(lanes[lane].given) << lane;
+        for (unsigned lane = 0; lane < 32; lane++) lanes[lane].taken = all;
+    });
+    return static_cast<unsigned>(on_host::now->taken);
+}
+inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
+inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == 0xFFFFFFFFu; }
+
+template <class To, class From> To cuda_on_host_bits(From value) {
+    static_assert(sizeof(To) == sizeof(From), "as many bits");
+    To bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+inline unsigned __float_as_uint(float value) { return cuda_on_host_bits<unsigned>(value); }
+inline int __float_as_int(float value) { return cuda_on_host_bits<int>(value); }
+inline float __uint_as_float(unsigned bits) { return cuda_on_host_bits<float>(bits); }
+inline float __int_as_float(int bits) { return cuda_on_host_bits<float>(bits); }
+
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+    const unsigned long long both = static_cast<unsigned long long>(y) << 32 | x;
+    unsigned out = 0;
+    for (int i = 0; i < 4; i++) out |= static_cast<unsigned>(both >> 8 * (selector >> 4 * i & 7) & 0xFF) << 8 * i;
+    return out;
+}
+inline int __dp4a(int a, int b, int c) {
+    unsigned sum = static_cast<unsigned>(c);
+    for (int i = 0; i < 4; i++)
+        sum += static_cast<unsigned>(static_cast<signed char>(a >> 8 * i) * static_cast<signed char>(b >> 8 * i));
+    return static_cast<int>(sum);
+}
+inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
+    for (int i = 0; i < 4; i++) c += (a >> 8 * i & 0xFF) * (b >> 8 * i & 0xFF);
+    return c;
+}
+inline int __popc(unsigned value) { return __builtin_popcount(value); }
+inline int __clz(int value) { return value ? __builtin_clz(static_cast<unsigned>(value)) : 32; }
+
+inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
+inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+inline unsigned min(int a, unsigned b) { return min(static_cast<unsigned>(a), b); }
+inline unsigned max(int a, unsigned b) { return max(static_cast<unsigned>(a), b); }
+inline unsigned min(unsigned a, int b) { return min(a, static_cast<unsigned>(b)); }
+inline unsigned max(unsigned a, int b) { return max(a, static_cast<unsigned>(b)); }
+inline long min(long a, long b) { return a < b ? a : b; }
+inline long max(long a, long b) { return a > b ? a : b; }
+inline long long min(long long a, long long b) { return a < b ? a : b; }
+inline long long max(long long a, long long b) { return a > b ? a : b; }
+inline float min(float a, float b) { return std::fmin(a, b); }
+inline float max(float a, float b) { return std::fmax(a, b); }
+#define rsqrtf cuda_on_host_rsqrtf  // newer C libraries have one of that name
+inline float rsqrtf(float value) { return 1.0f / std::sqrt(value); }
+inline float __frcp_rn(float value) { return 1.0f / value; }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fadd_rd(float a, float b) {
+    const float sum = a + b, part = sum - a;
+    return (a - (sum - part)) + (b - part) < 0 ? std::nextafter(sum, -INFINITY) : sum;
+}
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+
+template <class T> __forceinline__ T __ldg(const T* from) { return *from; }
+template <class T> __forceinline__ T atomicAdd(T* where, T value) {
+    const T old = *where;
+    *where = old + value;
+    return old;
+}
+
+// ---- what intrinsics.cuh has ------------------------------------------------------------------------------------
+
+inline float from_bf16(unsigned short bits) { return __uint_as_float(static_cast<unsigned>(bits) << 16); }
+
+// To the nearest, ties to even; a NaN becomes the one that cvt gives.
+inline unsigned short to_bf16(float value) {
+    const unsigned bits = __float_as_uint(value);
+    if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return 0x7FFF;
+    return static_cast<unsigned short>((bits + 0x7FFFu + (bits >> 16 & 1)) >> 16);
+}
+
+inline float from_f16(unsigned short bits) {
+    const unsigned sign = (bits & 0x8000u) << 16, rest = bits & 0x7FFFu;
+    if (rest < 0x400u) {  // zero or subnormal: rest * 2^-24, exactly
+        const float small = static_cast<float>(rest) * 0x1p-24f;
+        return sign ? -small : small;
+    }
+    return __uint_as_float(sign | (rest >= 0x7C00u ? 0x7F800000u | rest << 13 : (rest << 13) + 0x38000000u));
+}
+
+inline unsigned short to_f16(float value) {
+    const unsigned bits = __float_as_uint(value), sign = bits >> 16 & 0x8000u, rest = bits & 0x7FFFFFFFu;
+    if (rest > 0x7F800000u) return 0x7FFF;
+    unsigned half;
+    if (rest >= 0x47800000u)  // 2^16 and more
+        half = 0x7C00u;
+    else if (rest < 0x38800000u)  // subnormal: beside 0.5, a float's last place is 2^-24
+        half = __float_as_uint(__uint_as_float(rest) + 0.5f) - 0x3F000000u;
+    else
+        half = (rest - 0x38000000u + 0xFFFu + (rest >> 13 & 1)) >> 13;
+    return static_cast<unsigned short>(sign | half);
+}
+
+inline unsigned pair_bf16(float low, float high) { return to_bf16(low) | static_cast<unsigned>(to_bf16(high)) << 16; }
+inline unsigned pair_f16(float low, float high) { return to_f16(low) | static_cast<unsigned>(to_f16(high)) << 16; }
+
+// a * b + c of floats with few bits, as a float rounded to odd: its rounding to fewer bits is that of the exact value.
+inline float cuda_on_host_fma_odd(float a, float b, float c) {
+    const double product = static_cast<double>(a) * b, added = c;
+    const double sum = product + added;
+    if (!std::isfinite(sum)) return static_cast<float>(sum);
+    const double back = sum - product;
+    const double error = (product - (sum - back)) + (added - back);
+    auto bits = cuda_on_host_bits<unsigned long long>(sum);
+    if (error != 0 && !(bits & 1)) bits += (error > 0) == (sum > 0) ? 1 : -1ull;
+    const double odd = cuda_on_host_bits<double>(bits);
+    const float near = static_cast<float>(odd);
+    if (near == odd) return near;
+    return __uint_as_float((__float_as_uint(near) - (std::fabs(near) > std::fabs(odd))) | 1);
+}
+inline unsigned fma_bf16(unsigned a, unsigned b, unsigned c) {
+    unsigned out = 0;
+    for (int i = 0; i < 32; i += 16) {
+        const auto part = [i](unsigned pair) { return from_bf16(static_cast<unsigned short>(pair >> i)); };
+        out |= static_cast<unsigned>(to_bf16(cuda_on_host_fma_odd(part(a), part(b), part(c)))) << i;
+    }
+    return out;
+}
+inline unsigned fma_f16(unsigned a, unsigned b, unsigned c) {
+    unsigned out = 0;
+    for (int i = 0; i < 32; i += 16) {
+        const auto part = [i](unsigned pair) { return from_f16(static_cast<unsigned short>(pair >> i)); };
+        out |= static_cast<unsigned>(to_f16(cuda_on_host_fma_odd(part(a), part(b), part(c)))) << i;
+    }
+    return out;
+}
+
+// mma.sync.aligned.m16n8k16.row.col, by the fragments of the PTX ISA: lane 4 * g + t has of A rows g and g + 8, of B
+// column g, of C rows g and g + 8; and of each the pairs that begin at 2 * t, and 8 further along k.
+typedef float CudaOnHostRow __attribute__((vector_size(32)));
+template <float (*widen)(unsigned short)> CUDA_ON_HOST_PLAIN void cuda_on_host_multiply(on_host::Fiber* lanes) {
+    float a[16][16];
+    CudaOnHostRow b[16], c[16];
+    for (unsigned lane = 0; lane < 32; lane++) {
+        const on_host::Fiber& fiber = lanes[lane];
+        const unsigned g = lane / 4, t = lane % 4;
+        for (unsigned i = 0; i < 8; i++)
+            a[g + i / 2 % 2 * 8][2 * t + i % 2 + i / 4 * 8] =
+                widen(static_cast<unsigned short>(fiber.a[i / 2] >> 16 * (i % 2)));
+        for (unsigned i = 0; i < 4; i++)
+            b[2 * t + i % 2 + i / 2 * 8][g] = widen(static_cast<unsigned short>(fiber.b[i / 2] >> 16 * (i % 2)));
+    }
+    for (unsigned row = 0; row < 16; row++) {
+        c[row] = a[row][0] * b[0];
+        for (unsigned k = 1; k < 16; k++) c[row] += a[row][k] * b[k];
+    }
+    for (unsigned lane = 0; lane < 32; lane++)
+        for (unsigned i = 0; i < 4; i++) lanes[lane].c[i] += c[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
+}
+template <float (*widen)(unsigned short)>
+CUDA_ON_HOST_PLAIN void cuda_on_host_mma(const char* what, float* c, const unsigned* a, unsigned b0, unsigned b1) {
+    on_host::now->a = a;
+    on_host::now->b[0] = b0;
+    on_host::now->b[1] = b1;
+    on_host::now->c = c;
+    on_host::together(what, 0xFFFFFFFFu, cuda_on_host_multiply<widen>);
+}
+inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    cuda_on_host_mma<from_bf16>("mma_bf16", c, a, b0, b1);
+}
+inline void mma_f16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    cuda_on_host_mma<from_f16>("mma_f16", c, a, b0, b1);
+}
+
+// Inline, so that a message names the kernel's line.
+template <int BYTES> __forceinline__ void copy_async(void* to_shared, const void* from_global, bool there) {
+    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async copies 4, 8 or 16 bytes");
+    if (reinterpret_cast<std::uintptr_t>(from_global) % BYTES)
+        on_host::fail("copy_async of %d bytes from a misaligned address", BYTES);
+    on_host::start_copy(static_cast<unsigned char*>(to_shared),
+                        there ? static_cast<const unsigned char*>(from_global) : nullptr, BYTES);
+}
+inline void copy_commit() { on_host::now->group++; }
+template <int LEFT> void copy_wait() { on_host::finish_copies(LEFT); }
+
+template <class T> __forceinline__ T load_stream(const T* from) { return *from; }
+template <class T> __forceinline__ T load_fresh(const T* from) {
+    if (++on_host::fresh_loads > on_host::MOST_FRESH_LOADS) on_host::fail("waits for another block, in load_fresh");
+    __threadfence();
+    return *from;
+}
+__forceinline__ int add_acq_rel(int* where, int value) { return atomicAdd(where, value); }
+inline void depend_wait() {}
+inline void depend_launch() {}
+inline void fetch_ahead(const void*) {}
+inline unsigned in_register(unsigned value) { return value; }
+inline int dot_bytes(unsigned a, unsigned b, int c) {
+    for (int i = 0; i < 4; i++)
+        c = static_cast<int>(static_cast<unsigned>(c) + (a >> 8 * i & 0xFF) * static_cast<signed char>(b >> 8 * i));
+    return c;
+}
+
+}  // namespace
+
+// ---- a launch ---------------------------------------------------------------------------------------------------
+
+namespace on_host {
+namespace {
+
+// The arguments lie in the program, where threads may read them.
+template <class... P> struct Call {
+    static void (*kernel)(P...);
+    static std::tuple<P...> values;
+    static void run() { std::apply(kernel, values); }
+    template <std::size_t... I> static void take(void** arguments, std::index_sequence<I...>) {
+        ((std::get<I>(values) = *static_cast<P*>(arguments[I])), ...);
+    }
+};
+template <class... P> void (*Call<P...>::kernel)(P...) = nullptr;
+template <class... P> std::tuple<P...> Call<P...>::values;
+
+template <class T> constexpr char letter() {
+    if (std::is_pointer_v<T>) return 'p';
+    if (std::is_same_v<T, float>) return 'f';
+    return std::is_integral_v<T> && sizeof(T) == 4 ? 'i' : '?';
+}
+template <class... P> const char* parameters(void (*)(P...)) {
+    static const char letters[] = {letter<P>()..., 0};
+    return letters;
+}
+
+void enter() {
+    body();
+    now->state = State::DONE;
+    leave();
+}
+
+CUDA_ON_HOST_PLAIN void start_block(unsigned threads) {
+    std::memset(shared, POISON, shared_bytes);
+    fresh_loads = 0;
+    for (unsigned i = 0; i < threads; i++) {
+        Fiber& fiber = fibers[i];
+        fiber.state = State::READY;
+        fiber.thread = {i, 0, 0};
+        fiber.lane = i % LANES;
+        fiber.warp = &warps[i / LANES];
+        fiber.oldest = fiber.pending = fiber.group = 0;
+        warps[i / LANES] = {0, ""};
+        // The lowest page is a guard. Stacks begin at different places, so that they share no cache set.
+        unsigned char* low = stacks + i * STACK + PAGE;
+        prepare(fiber.context, low, stacks + (i + 1) * STACK - i % 61 * 320, enter);
+    }
+}
+
+// Runs each lane of a warp until it waits for the block or has returned, or the warp for a lane that does not come.
+CUDA_ON_HOST_PLAIN bool run_warp(unsigned warp, bool reversed) {
+    bool moved = false;
+    for (bool again = true; again && !failed;) {
+        again = false;
+        for (unsigned i = 0; i < LANES && !failed; i++) {
+            Fiber& fiber = fibers[warp * LANES + (reversed ? LANES - 1 - i : i)];
+            if (fiber.state != State::READY) continue;
+            now = &fiber;
+            change(scheduler, fiber.context);
+            now = nullptr;
+            again = moved = true;
+        }
+    }
+    return moved;
+}
+
+CUDA_ON_HOST_PLAIN void report_deadlock(unsigned threads) {
+    unsigned at_block = 0, done = 0, first = MOST_THREADS;
+    for (unsigned i = threads; i-- > 0;) {
+        at_block += fibers[i].state == State::BLOCK;
+        done += fibers[i].state == State::DONE;
+        if (fibers[i].state == State::WARP) first = i;
+    }
+    fail("deadlock in block (%u, %u, %u): %u threads wait at __syncthreads, %u have returned, and %u wait for lanes of "
+         "their warp (the first: thread %u at %s)", block_index.x, block_index.y, block_index.z, at_block, done,
+         threads - at_block - done, first, fibers[first].warp->at);
+}
+
+CUDA_ON_HOST_PLAIN void run_block(unsigned threads, bool reversed) {
+    start_block(threads);
+    while (!failed) {
+        bool moved = false;
+        for (unsigned i = 0; i < threads / LANES && !failed; i++)
+            moved |= run_warp(reversed ? threads / LANES - 1 - i : i, reversed);
+        if (moved || failed) continue;
+        unsigned at_block = 0, done = 0;
+        for (unsigned i = 0; i < threads; i++) {
+            at_block += fibers[i].state == State::BLOCK;
+            done += fibers[i].state == State::DONE;
+        }
+        if (done == threads) return;
+        if (at_block + done < threads) return report_deadlock(threads);
+        for (unsigned i = 0; i < threads; i++)
+            if (fibers[i].state == State::BLOCK) fibers[i].state = State::READY;
+    }
+}
+
+// Stacks and shared memory of a launch. They go with it: a process may have so many guards and no more.
+struct Memory {
+    unsigned char* base = nullptr;
+
+    bool take(unsigned threads, std::size_t bytes) {
+        stack_bytes = threads * STACK;
+        void* found = mmap(nullptr, stack_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                           -1, 0);
+        if (found == MAP_FAILED) return false;
+        stacks = static_cast<unsigned char*>(found);
+        for (unsigned i = 0; i < threads; i++) mprotect(stacks + i * STACK, PAGE, PROT_NONE);
+        // 16 bytes past a multiple of 128: a kernel may count on no more than it asks for.
+        base = static_cast<unsigned char*>(std::aligned_alloc(128, (bytes + 16 + 127) / 128 * 128));
+        shared = base + 16;
+        shared_bytes = bytes;
+        return base != nullptr;
+    }
+
+    ~Memory() {
+        if (stacks) munmap(stacks, stack_bytes);
+        stacks = nullptr;
+        std::free(base);
+    }
+};
+
+template <class... P>
+int launch(void (*kernel)(P...), dim3 grid, unsigned threads, unsigned bytes, void** arguments, const void** starts,
+           const std::size_t* sizes, int reversed, char* said, int room) {
+    const std::lock_guard<std::mutex> alone(one_at_a_time);
+    Memory memory;
+    failed = false;
+    message[0] = 0;
+    range_count = 0;
+    for (unsigned i = 0; i < sizeof...(P); i++)
+        if (starts[i]) ranges[range_count++] = {static_cast<const unsigned char*>(starts[i]), sizes[i], i};
+    Call<P...>::kernel = kernel;
+    Call<P...>::take(arguments, std::index_sequence_for<P...>{});
+    body = Call<P...>::run;
+    grid_size = grid;
+    block_size = {threads, 1, 1};
+    static_assert(sizeof...(P) <= MOST_RANGES, "few arguments");
+    if (threads == 0 || threads > MOST_THREADS || threads % LANES)
+        fail("a block of %u threads: whole warps, up to %u threads, are emulated", threads, MOST_THREADS);
+    else if (!memory.take(threads, bytes))
+        fail("no memory");
+    const unsigned long long blocks = 1ull * grid.x * grid.y * grid.z;
+    for (unsigned long long i = 0; i < blocks && !failed; i++) {
+        const unsigned long long at = reversed ? blocks - 1 - i : i;
+        block_index = {static_cast<unsigned>(at % grid.x), static_cast<unsigned>(at / grid.x % grid.y),
+                       static_cast<unsigned>(at / grid.x / grid.y)};
+        run_block(threads, reversed != 0);
+    }
+    std::snprintf(said, static_cast<std::size_t>(room), "%s", message);
+    return failed;
+}
+
+}  // namespace
+}  // namespace on_host
+
+// ---- what the compiler calls ------------------------------------------------------------------------------------
+// -fsanitize=kernel-address: before an access; alignment and null: of an address; bounds, shift-exponent: of a number.
+
+#define CUDA_ON_HOST_HIDDEN extern "C" __attribute__((visibility("hidden"), used)) CUDA_ON_HOST_PLAIN
+
+#define CUDA_ON_HOST_ACCESS(bytes)                                                      \
+    CUDA_ON_HOST_HIDDEN void __asan_load##bytes##_noabort(const void* at) {             \
+        ::on_host::check(at, bytes, "reads", __builtin_return_address(0));              \
+    }                                                                                   \
+    CUDA_ON_HOST_HIDDEN void __asan_store##bytes##_noabort(const void* at) {            \
+        ::on_host::check(at, bytes, "writes", __builtin_return_address(0));             \
+    }
+CUDA_ON_HOST_ACCESS(1)
+CUDA_ON_HOST_ACCESS(2)
+CUDA_ON_HOST_ACCESS(4)
+CUDA_ON_HOST_ACCESS(8)
+CUDA_ON_HOST_ACCESS(16)
+CUDA_ON_HOST_HIDDEN void __asan_loadN_noabort(const void* at, std::size_t bytes) {
+    ::on_host::check(at, bytes, "reads", __builtin_return_address(0));
+}
+CUDA_ON_HOST_HIDDEN void __asan_storeN_noabort(const void* at, std::size_t bytes) {
+    ::on_host::check(at, bytes, "writes", __builtin_return_address(0));
+}
+CUDA_ON_HOST_HIDDEN void __asan_handle_no_return() {}
+
+struct CudaOnHostPlace { const char* file; unsigned line, column; };
+struct CudaOnHostMismatch { CudaOnHostPlace place; const void* type; unsigned char log_alignment, kind; };
+CUDA_ON_HOST_HIDDEN void __ubsan_handle_type_mismatch_v1(const CudaOnHostMismatch* data, const void* at) {
+    if (at)
+        ::on_host::fail("misaligned address %p, which is used as if a multiple of %d [%s:%u]", at,
+                        1 << data->log_alignment, data->place.file, data->place.line);
+    else
+        ::on_host::fail("null pointer [%s:%u]", data->place.file, data->place.line);
+}
+CUDA_ON_HOST_HIDDEN void __ubsan_handle_out_of_bounds(const CudaOnHostPlace* place, std::size_t index) {
+    ::on_host::fail("subscript %ld is out of bounds [%s:%u]", static_cast<long>(index), place->file, place->line);
+}
+CUDA_ON_HOST_HIDDEN void __ubsan_handle_shift_out_of_bounds(const CudaOnHostPlace* place, std::size_t,
+                                                            std::size_t by) {
+    ::on_host::fail("shift by %ld [%s:%u]", static_cast<long>(by), place->file, place->line);
+}
+
+#define CUDA_ON_HOST_ENTRY(kernel)                                                                                  \
+    extern "C" __attribute__((visibility("default"))) const char* cuda_on_host_parameters() {                       \
+        return ::on_host::parameters(kernel);                                                                       \
+    }                                                                                                               \
+    extern "C" __attribute__((visibility("default"))) int cuda_on_host_run(                                         \
+        unsigned x, unsigned y, unsigned z, unsigned threads, unsigned shared, void** arguments, const void** starts, \
+        const std::size_t* sizes, int reversed, char* message, int room) {                                          \
+        return ::on_host::launch(kernel, dim3{x, y, z}, threads, shared, arguments, starts, sizes, reversed,        \
+                                 message, room);                                                                    \
+    }

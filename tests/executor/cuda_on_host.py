@@ -1,0 +1,177 @@
+"""A CUDA C++ kernel compiled by g++ and run on host memory: `HostKernel(path, name, macros).launch(...)`.
+
+What the kernel may use, and what is checked while it runs, stands in cuda_on_host.h, which takes the place of the
+kernel's "intrinsics.cuh". Libraries are kept between runs, named by everything they are made from.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from poot_executor.devices.private_folder import private_folder
+
+EMULATION = Path(__file__).with_name("cuda_on_host.h")
+INTRINSICS = "intrinsics.cuh"
+CHECKS = (
+    "-fsanitize=kernel-address,alignment,bounds,null,shift-exponent",
+    "--param=asan-instrumentation-with-call-threshold=0",
+)
+FLAGS = (
+    *("-O2", "-g1", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-fno-strict-aliasing", "-w"),
+    *("-ffp-contract=off", "-fcf-protection=none", "-fno-stack-protector", "-fno-exceptions"),
+    "-fno-optimize-sibling-calls",  # so that a call's place is the kernel's line
+    *(*CHECKS, "--param=asan-stack=0", "--param=asan-globals=0"),
+)
+MAIN = '#include "cuda_on_host.h"\n#include "{source}"\nCUDA_ON_HOST_ENTRY({kernel})\n'
+CODE = re.compile(r" \[code\+(0x[0-9a-f]+)\]")
+_SECONDS = 240
+
+Argument = torch.Tensor | int | float | None
+
+
+class HostCompileError(Exception):
+    """The kernel does not compile; the message is the compiler's."""
+
+
+class KernelFault(Exception):
+    """A launch that went wrong: a deadlock, an access outside of the operands, a misaligned address."""
+
+
+@cache
+def compiler() -> str | None:
+    """The g++ to compile with, or None where there is none: then tests of kernels are skipped."""
+    return shutil.which("g++")
+
+
+class HostKernel:
+    """A kernel for the host: `source` is a .cu file, with the .cuh files beside it, or a text of its own.
+
+    `macros` are defined as -D would. Raises HostCompileError.
+    """
+
+    def __init__(self, source: str | Path, kernel: str, macros: Mapping[str, int], flags: Sequence[str] = ()) -> None:
+        self.path = compiled(source, kernel, macros, flags)
+        library = ctypes.CDLL(str(self.path))
+        library.cuda_on_host_parameters.restype = ctypes.c_char_p
+        self.parameters: str = library.cuda_on_host_parameters().decode()
+        self._run = library.cuda_on_host_run
+
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared: int,
+        arguments: Sequence[Argument],
+        reversed: bool = False,
+    ) -> None:
+        """Run every block; with `reversed` blocks, warps and lanes take turns from the last to the first.
+
+        A tensor is given as the address of its first element, and the kernel may use the bytes of its elements alone;
+        None is a null pointer, an int an int32, a float a float32. Raises KernelFault, and TypeError or ValueError for
+        arguments that are not the kernel's.
+        """
+        if len(arguments) != len(self.parameters):
+            raise ValueError(f"{len(arguments)} arguments for {len(self.parameters)} parameters")
+        values = [_value(at, *pair) for at, pair in enumerate(zip(self.parameters, arguments, strict=True))]
+        count = len(values)
+        spans = [_span(value) if isinstance(value, torch.Tensor) else (None, 0) for value in arguments]
+        message = ctypes.create_string_buffer(600)
+        failed = self._run(
+            *map(ctypes.c_uint, (*grid, threads, shared)),
+            (ctypes.c_void_p * count)(*(ctypes.addressof(value) for value in values)),
+            (ctypes.c_void_p * count)(*(start for start, _ in spans)),
+            (ctypes.c_size_t * count)(*(size for _, size in spans)),
+            int(reversed),
+            message,
+            len(message),
+        )
+        if failed:
+            raise KernelFault(CODE.sub(self._line, message.value.decode(errors="replace")))
+
+    def _line(self, found: re.Match[str]) -> str:
+        """The lines of the source that an address of the code is of, innermost first."""
+        command = ["addr2line", "-s", "-i", "-e", str(self.path), hex(int(found[1], 16) - 1)]
+        try:
+            said = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False).stdout
+        except OSError:
+            return found[0]
+        lines = [line.partition(" (")[0] for line in said.split("\n") if line and EMULATION.name not in line]
+        return f" [{', '.join(lines)}]" if lines else ""
+
+
+def _span(tensor: torch.Tensor) -> tuple[int | None, int]:
+    """Address and bytes from a tensor's first element to its last one."""
+    if not tensor.numel():
+        return tensor.data_ptr() or None, 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), (last + 1) * tensor.element_size()
+
+
+def _value(at: int, letter: str, argument: Argument) -> ctypes.c_void_p | ctypes.c_int32 | ctypes.c_float:
+    """An argument as the parameter has it: p a pointer, i an integer of 32 bits, f a float."""
+    match letter, argument:
+        case "p", None:
+            return ctypes.c_void_p(None)
+        case "p", torch.Tensor() if argument.device.type == "cpu":
+            return ctypes.c_void_p(argument.data_ptr())
+        case "i", int() if not isinstance(argument, bool):
+            if not -(2**31) <= argument < 2**31:
+                raise ValueError(f"argument {at}: {argument} is no int32")
+            return ctypes.c_int32(argument)
+        case "f", float():
+            return ctypes.c_float(argument)
+    raise TypeError(f"argument {at}: {type(argument).__name__} for a parameter of kind {letter!r}")
+
+
+def compiled(source: str | Path, kernel: str, macros: Mapping[str, int], flags: Sequence[str] = ()) -> Path:
+    """The shared library of a kernel, compiled unless it is there already. Raises HostCompileError."""
+    gxx = compiler()
+    if gxx is None:
+        raise HostCompileError("no g++ on the path")
+    files = {EMULATION.name: EMULATION.read_text("utf-8"), INTRINSICS: f'#include "{EMULATION.name}"\n'}
+    name = source.name if isinstance(source, Path) else "kernel.cu"
+    if isinstance(source, Path):
+        beside = [path for path in sorted(source.parent.glob("*.cuh")) if path.name != INTRINSICS]
+        files |= {path.name: path.read_text("utf-8") for path in (*beside, source)}
+    else:
+        files[name] = source
+    files["main.cpp"] = MAIN.format(source=name, kernel=kernel)
+    command = [gxx, *FLAGS, *flags, *(f"-D{macro}={value}" for macro, value in macros.items())]
+    key = hashlib.sha256(repr((files, command, _version(gxx))).encode()).hexdigest()[:32]
+    target = private_folder("cuda-on-host") / f"{key}.so"
+    if not target.exists():
+        _compile(command, files, target)
+    return target
+
+
+def _compile(command: Sequence[str], files: Mapping[str, str], target: Path) -> None:
+    """Compile copies of the files in a folder of their own: an include is looked for beside its includer first."""
+    with tempfile.TemporaryDirectory(prefix="poot-", dir=target.parent) as made:
+        folder = Path(made)
+        for name, text in files.items():
+            (folder / name).write_text(text, "utf-8")
+        # Linked apart: the checks are the emulation's own, not those of a library that -fsanitize would link.
+        steps = ([*command, "-c", "main.cpp", "-o", "main.o"], [command[0], "-shared", "main.o", "-o", "made.so"])
+        for step in steps:
+            try:
+                run = subprocess.run(step, cwd=folder, capture_output=True, timeout=_SECONDS, check=False)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise HostCompileError(f"g++ did not run: {error}") from error
+            if run.returncode:
+                raise HostCompileError(run.stderr.decode(errors="replace").strip()[:4000])
+        (folder / "made.so").replace(target)
+
+
+@cache
+def _version(gxx: str) -> str:
+    return subprocess.run([gxx, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
