@@ -423,6 +423,17 @@ def test_a_huge_token_id_is_refused(write: Write) -> None:
         json_tokenizer(write(json.dumps(state)), {})
 
 
+@pytest.mark.parametrize("make", [byte_level_library, sentencepiece_library])
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 1000])
+def test_texts_of_all_lengths_have_the_tokens_that_the_library_gives(
+    write: Write, make: Callable[[], Library], size: int
+) -> None:
+    tokenizer = json_tokenizer(write(make()), {})
+    text = ("he \u00e9ab \U0001f600 a" * size)[:size]
+    ids = Library.from_file(str(write(None) / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    assert tokenizer.encode(text, add_special=False) == ids
+
+
 def test_a_panic_of_the_library_is_a_typed_error(write: Write) -> None:
     state = json.loads(byte_level_library().to_str())
     state["post_processor"]["special_tokens"] = {}  # its template still names <bos>

@@ -36,6 +36,19 @@ def test_nothing_is_taken_that_json_refuses(data):
     json.loads(data.decode("utf-8"))
 
 
+@given(st.text(" \t\r\n\f\u00a0\ufeff[]{},1", max_size=20))
+def test_what_is_not_json_is_told_as_the_standard_library_tells_it(data):
+    """Space around it too: JSON has four kinds of it, and Python more."""
+    try:
+        json.JSONDecoder().decode(data)
+    except json.JSONDecodeError as error:
+        with pytest.raises(BadJsonError) as refused:
+            check_json_text(data.encode())
+        assert str(refused.value) == f"the body is not JSON: {error.msg} (character {error.pos})"
+    else:
+        check_json_text(data.encode())
+
+
 @given(st.text('\ud83d\ude00a\\"', max_size=8))
 def test_surrogates_are_taken_in_pairs_alone(value):
     paired = "\ufffd" not in value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -137,9 +137,9 @@ class Service:
 
     def check_serving(self) -> None:
         """Raises DrainingError, RestartingError or UnavailableError while no request is taken."""
+        if self.engine.state == "serving" and not self.draining:
+            return
         match self.status:
-            case "serving":
-                return
             case "draining":
                 raise _refused_by_drain()
             case "stalled":
@@ -172,13 +172,21 @@ class Service:
         """Returns when no POST is being served."""
         await self._pending.none()
 
-    async def lower(self, size: int, work: Callable[[], T], *, renders: bool = False) -> T:
-        """`work()`, in a thread if the body of `size` bytes could hold the event loop.
+    @staticmethod
+    def inline(size: int, *, renders: bool = False) -> bool:
+        """Whether the work on a body of `size` bytes is so little that it is done where it comes up, on the event loop.
 
-        What `renders` a chat has threads of its own, whatever its size: a template may take seconds over a few words,
-        which delay other chats then, but nothing else.
+        What `renders` a chat never is, whatever its size: a template may take seconds over a few words, which delay
+        other chats then, but nothing else.
         """
-        if size <= INLINE_BYTES and not renders:
+        return size <= INLINE_BYTES and not renders
+
+    async def lower(self, size: int, work: Callable[[], T], *, renders: bool = False) -> T:
+        """`work()`, in a thread unless `inline` says that none is needed.
+
+        What `renders` a chat has threads of its own, apart from those of other work.
+        """
+        if self.inline(size, renders=renders):
             return work()
         loop = asyncio.get_running_loop()
         try:

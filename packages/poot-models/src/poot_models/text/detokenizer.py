@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Detokenizer"]
 
+# Looked up once, not for each choice of each request.
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+
 
 class Detokenizer:
     """The text of one growing sequence of tokens.
@@ -28,7 +31,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._strip = tokenizer.strip_space and not continues
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder: codecs.IncrementalDecoder | None = None  # made for the first text that is not ASCII
         self._holds = False  # whether the decoder holds the beginning of a character
 
     def push(self, ids: Sequence[int]) -> str:
@@ -36,13 +39,15 @@ class Detokenizer:
         raw = self._tokenizer.join(ids, skip_special=self._skip_special)
         if not self._holds and raw.isascii():
             return self._emit(raw.decode("ascii"))
+        if self._decoder is None:
+            self._decoder = _UTF8("replace")
         text = self._decoder.decode(raw)
         self._holds = bool(self._decoder.getstate()[0])
         return self._emit(text)
 
     def finish(self) -> str:
         """What was held back, with U+FFFD for a character that never became whole."""
-        return self._emit(self._decoder.decode(b"", final=True))
+        return "" if self._decoder is None else self._emit(self._decoder.decode(b"", final=True))
 
     def _emit(self, text: str) -> str:
         if self._strip and text:

@@ -23,6 +23,9 @@ GUARD = "\ufdd0"
 # Characters; Gemma 3's 6,414 such tokens have 75,784 in all, and at most 31 each.
 _MAX_ADDED = 1024
 _MAX_ALL_ADDED = 1 << 20
+# Characters. To encode such a text takes less time than to get the interpreter lock back from another thread.
+_SHORT = 256
+_ENCODING = library_errors("the text cannot be encoded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +50,12 @@ class View:
 
     def ids(self, text: str) -> list[int]:
         """The token ids of ``text``. Raises ``TokenizerError`` if the library fails."""
-        with library_errors("the text cannot be encoded"):
-            # The batch call lets go of the interpreter lock and computes no offsets.
-            ids: list[int] = self.encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        with _ENCODING:
+            if len(text) <= _SHORT:
+                ids: list[int] = self.encoder.encode(text, add_special_tokens=False).ids
+            else:
+                # The batch call lets go of the interpreter lock and computes no offsets.
+                ids = self.encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
             if self.fallback is not None and self.fallback.unknown in ids:
                 ids = self._with_bytes(text, self.fallback)
         if self.aliases and not self.aliases.keys().isdisjoint(ids):

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from poot_models.errors import TokenizerError
 
 __all__ = ["library_errors"]
 
 
-@contextmanager
-def library_errors(what: str) -> Iterator[None]:
-    """Anything that the tokenizers library raises inside becomes a ``TokenizerError``: "<what>: <reason>".
+def library_errors(what: str) -> _LibraryErrors:
+    """A block in which anything that the tokenizers library raises becomes a ``TokenizerError``: "<what>: <reason>".
 
     That includes its panics, which are no ``Exception`` and would end a thread: a tokenizer.json that contradicts
-    itself can cause one.
+    itself can cause one. One such object may serve many blocks, also at once.
     """
-    try:
-        yield
-    except TokenizerError:
-        raise
-    except Exception as error:
-        raise TokenizerError(f"{what}: {error}") from error
-    except BaseException as error:
-        if type(error).__module__ != "pyo3_runtime":
-            raise
-        raise TokenizerError(f"{what}: the tokenizers library gave up on it ({error})") from error
+    return _LibraryErrors(what)
+
+
+class _LibraryErrors:
+    # Not a generator, for texts are encoded in such blocks, and those of short prompts are counted in microseconds.
+    __slots__ = ("_what",)
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        """Nothing has to be set up."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, TokenizerError):
+            return
+        if isinstance(error, Exception):
+            raise TokenizerError(f"{self._what}: {error}") from error
+        if type(error).__module__ == "pyo3_runtime":
+            raise TokenizerError(f"{self._what}: the tokenizers library gave up on it ({error})") from error

@@ -70,9 +70,10 @@ class ChatAnswer:
         )
 
     def _whole_choice(self, index: int, pieces: Sequence[Piece]) -> Choice:
-        text = "".join(piece.text for piece in pieces)
-        entries = [entry for piece in pieces for entry in piece.logprobs]
-        shown = chat_logprobs(entries, self._tokenizer) if self._asked.logprobs else None
+        text = "".join([piece.text for piece in pieces])
+        shown = None
+        if self._asked.logprobs:
+            shown = chat_logprobs([entry for piece in pieces for entry in piece.logprobs], self._tokenizer)
         return Choice(index, AnswerMessage("assistant", text), shown, pieces[-1].finish or "stop")
 
     def _shown(self, piece: Piece) -> ChatLogprobs | None:

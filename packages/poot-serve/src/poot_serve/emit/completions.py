@@ -58,9 +58,12 @@ class CompletionAnswer:
         return self._made(made, usage, report)
 
     def _whole_choice(self, index: int, pieces: Sequence[Piece]) -> CompletionChoice:
-        text = "".join(piece.text for piece in pieces)
-        entries = [entry for piece in pieces for entry in piece.logprobs]
-        return CompletionChoice(index, text, self._shown(index, entries, pieces[0].opens), pieces[-1].finish or "stop")
+        text = "".join([piece.text for piece in pieces])
+        shown = None
+        if self._asked.logprobs:
+            entries = [entry for piece in pieces for entry in piece.logprobs]
+            shown = self._shown(index, entries, pieces[0].opens)
+        return CompletionChoice(index, text, shown, pieces[-1].finish or "stop")
 
     def _shown(self, index: int, entries: Sequence[TokenLogprob], opens: int | None) -> CompletionLogprobs | None:
         if not self._asked.logprobs:

@@ -27,6 +27,9 @@ class Piece(msgspec.Struct, frozen=True):
         return not self.text and not self.logprobs and self.opens is None
 
 
+_NO_TIMES = Times(0.0, 0.0, 0.0)
+
+
 class Transcript:
     """Turns the outputs of one choice into pieces, in order.
 
@@ -43,7 +46,7 @@ class Transcript:
         self.cached_tokens = 0
         self.completion_tokens = 0
         self.cache_miss: str | None = None
-        self.times = Times(0.0, 0.0, 0.0)
+        self.times = _NO_TIMES
 
     def push(self, output: Output) -> Piece:
         """The piece of `output`. Raises GenerationError or UnavailableError for one that ended badly."""

@@ -18,6 +18,7 @@ from poot_serve.limits.host import AllowedHost, Listener, check_host
 RawHeaders = Iterable[tuple[bytes, bytes]]
 LINE_OVERHEAD = 4  # ": " and CRLF of each header line
 _LENGTH = re.compile(rb"0|[1-9][0-9]{0,18}")
+_PLAIN_TYPE = b"application/json"  # as nearly all say it
 _JSON_TYPE = re.compile(rb'application/json(?:[ \t]*;[ \t]*charset=(?:utf-8|"utf-8"))?[ \t]*;?[ \t]*', re.IGNORECASE)
 
 
@@ -66,7 +67,7 @@ def body_length(head: Head, max_bytes: int) -> int:
     Raises MediaTypeError, LengthRequiredError or BodyTooLargeError.
     """
     types = head.get(b"content-type", ())
-    if len(types) != 1 or _JSON_TYPE.fullmatch(types[0].strip(b" \t")) is None:
+    if len(types) != 1 or (types[0] != _PLAIN_TYPE and _JSON_TYPE.fullmatch(types[0].strip(b" \t")) is None):
         raise MediaTypeError("the body must be sent with Content-Type: application/json")
     if b"content-encoding" in head:
         raise MediaTypeError("Content-Encoding is not taken; send the body as it is")

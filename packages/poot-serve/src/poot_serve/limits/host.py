@@ -71,8 +71,9 @@ def check_host(values: Sequence[bytes], listener: Listener, allowed: Sequence[Al
     host = parse_host(values[0].strip(b" \t"))
     if host is None:
         raise BadHostError("the Host header is not HOST or HOST:PORT")
-    if any(one.name == host.name and one.port in (None, host.port) for one in allowed):
-        return
+    for one in allowed:
+        if one.name == host.name and one.port in (None, host.port):
+            return
     if (HTTP_PORT if host.port is None else host.port) != listener.port:
         raise WrongHostError(f"the Host header does not name port {listener.port}, where this server listens")
     bound = ipaddress.ip_address(listener.address)

@@ -13,6 +13,7 @@ MAX_VALUES = 1_000_000
 MAX_KEYS = 200_000
 # The closing quote is optional so that an unterminated string costs one pass, not one for each quote in it.
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_SPACE = re.compile(r"[ \t\n\r]*")
 _NOT_BRACKET = re.compile(r"[^\[\]{}]+")
 _ESCAPED_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -27,16 +28,27 @@ def check_json_text(body: bytes) -> None:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadJsonError(f"the body is not UTF-8 (byte {error.start})") from None
-    _check_surrogates(text)
+    if "\\u" in text:
+        _check_surrogates(text)
     _check_nesting(text)
+    # Few bodies have space around what they hold.
+    begin = 0 if text.startswith("{") else _after_space(text, 0)
     try:
-        _DECODER.decode(text)
+        _, end = _DECODER.raw_decode(text, begin)
     except json.JSONDecodeError as error:
         raise BadJsonError(f"the body is not JSON: {error.msg} (character {error.pos})") from None
+    if end != len(text) and (end := _after_space(text, end)) != len(text):
+        raise BadJsonError(f"the body is not JSON: Extra data (character {end})")
+
+
+def _after_space(text: str, at: int) -> int:
+    space = _SPACE.match(text, at)
+    assert space is not None
+    return space.end()
 
 
 def _check_surrogates(text: str) -> None:
-    if "\\u" not in text or _ESCAPED_SURROGATE.search(text) is None:
+    if _ESCAPED_SURROGATE.search(text) is None:
         return
     # Blanking escaped backslashes first leaves each remaining backslash at the start of an escape.
     rest = _ESCAPED_PAIR.sub("  ", text.replace("\\\\", "  "))

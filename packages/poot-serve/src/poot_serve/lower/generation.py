@@ -75,31 +75,35 @@ def lower_generation(
         raise FieldError(
             f"{len(prompts)} prompts with n {n} are more than {MAX_CHOICES} choices; send fewer at once", param="n"
         )
-    echoes = tuple(prompt.echo for prompt in prompts if prompt.echo is not None)
+    echoes = tuple([prompt.echo for prompt in prompts if prompt.echo is not None])
     prompts_only = bool(echoes) and max_tokens == 0 and logprobs is None
-    base = GenerateRequest(
-        id=0,
-        prompt=(),
-        sampling=sampling_params(fields, logprobs),
-        min_tokens=fields.min_tokens or 0,
-        stop=_stops(fields.stop),
-        stop_token_ids=tuple(fields.stop_token_ids or ()),
-        include_stop=bool(fields.include_stop_str_in_output),
-        continues=continues,
-        ignore_eos=bool(fields.ignore_eos),
-        credit=STREAM_CREDIT if stream else None,
-        prompt_logprobs=0 if prompts_only else logprobs if echoes else None,
-        cache_salt=fields.cache_salt,
-    )
+    sampling = sampling_params(fields, logprobs)
+    stop, stop_ids = _stops(fields.stop), tuple(fields.stop_token_ids or ())
     requests: list[GenerateRequest] = []
     for index, prompt in enumerate(prompts):
         most = max_tokens
         if most is None and default_max_tokens is not None:
             most = max(1, min(default_max_tokens, info.max_seq - len(prompt.tokens)))
-        first = replace(base, id=index * n, prompt=prompt.tokens, max_tokens=most)
+        first = GenerateRequest(
+            id=index * n,
+            prompt=prompt.tokens,
+            sampling=sampling,
+            max_tokens=most,
+            min_tokens=fields.min_tokens or 0,
+            stop=stop,
+            stop_token_ids=stop_ids,
+            include_stop=bool(fields.include_stop_str_in_output),
+            continues=continues,
+            ignore_eos=bool(fields.ignore_eos),
+            credit=STREAM_CREDIT if stream else None,
+            prompt_logprobs=0 if prompts_only else logprobs if echoes else None,
+            cache_salt=fields.cache_salt,
+        )
         where = {**names, "prompt": f"prompt[{index}]"} if len(prompts) > 1 else names
         _check(first, info, where)
-        requests += [first, *(_fork(first, choice) for choice in range(1, n))]
+        requests.append(first)
+        for choice in range(1, n):
+            requests.append(_fork(first, choice))
     _check_size(requests, info)
     options = fields.stream_options
     include_usage = bool(options is not None and options.include_usage)
@@ -144,7 +148,9 @@ def _check(request: GenerateRequest, info: EngineInfo, names: Mapping[str, str])
 
 def _check_size(requests: Sequence[GenerateRequest], info: EngineInfo) -> None:
     """What many choices multiply must stay in bounds. Raises FieldError."""
-    tokens = sum(len(request.prompt) for request in requests)
+    tokens = 0
+    for request in requests:
+        tokens += len(request.prompt)
     if tokens > MAX_PROMPT_TOKENS:
         raise FieldError(
             f"the prompts of all choices have {tokens} tokens; at most {MAX_PROMPT_TOKENS} are taken, so lower n or "

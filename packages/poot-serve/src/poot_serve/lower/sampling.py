@@ -16,13 +16,13 @@ _EXACT_BITS = 53
 def sampling_params(fields: GenerationFields, logprobs: int | None) -> SamplingParams:
     """Raises FieldError for what the wire's types cannot rule out."""
     return SamplingParams(
-        temperature=_or(fields.temperature, 1.0),
-        top_p=_or(fields.top_p, 1.0),
+        temperature=1.0 if fields.temperature is None else fields.temperature,
+        top_p=1.0 if fields.top_p is None else fields.top_p,
         top_k=max(0, fields.top_k or 0),
-        min_p=_or(fields.min_p, 0.0),
-        presence_penalty=_or(fields.presence_penalty, 0.0),
-        frequency_penalty=_or(fields.frequency_penalty, 0.0),
-        repetition_penalty=_or(fields.repetition_penalty, 1.0),
+        min_p=0.0 if fields.min_p is None else fields.min_p,
+        presence_penalty=0.0 if fields.presence_penalty is None else fields.presence_penalty,
+        frequency_penalty=0.0 if fields.frequency_penalty is None else fields.frequency_penalty,
+        repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
         logit_bias=_logit_bias(fields.logit_bias),
         seed=_seed(fields),
         logprobs=logprobs,
@@ -38,10 +38,6 @@ def _seed(fields: GenerationFields) -> int | None:
     if fields.seed is None and wants_report(fields):
         return secrets.randbits(_EXACT_BITS)
     return fields.seed
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 def _logit_bias(bias: dict[str, float] | None) -> tuple[tuple[int, float], ...]:

@@ -69,7 +69,7 @@ class Call(msgspec.Struct, frozen=True):
     watches: Deadlines[Presence]
 
     def finished(self) -> None:
-        """To be called when every choice has ended well."""
+        """To be called when every choice has ended well and the client has been sent all of them."""
         self.timer.finished()
         if not _log.isEnabledFor(logging.DEBUG):
             return
@@ -96,7 +96,10 @@ class GenerationRoute(Generic[T]):
         length = self._service.admit(scope)
         with self._service.counted():
             body = await self._service.bodies.read(receive, length)
-            lowered = await self._service.lower(len(body), lambda: self._lowered(body), renders=self._api.renders)
+            if self._service.inline(length, renders=self._api.renders):
+                lowered = self._lowered(body)
+            else:
+                lowered = await self._service.lower(length, lambda: self._lowered(body), renders=self._api.renders)
             call = await self._submitted(lowered, self._api.id_prefix + scope["id"], began)
             if lowered.stream:
                 await _stream(call, receive, send, scope["send"])
@@ -152,9 +155,10 @@ async def _buffer(call: Call, receive: Receive, send: Send) -> None:
 
     with Presence(call.watches, receive, streams, queue_seconds) as client:
         await call.choices.read(client, keep)
-    call.finished()
     report = call.report() if call.report is not None else None
     await send_json(send, call.answer.whole(pieces, call.choices.usage, report))
+    # Not before: a client that does not take its answer is counted as one that left.
+    call.finished()
 
 
 async def _stream(call: Call, receive: Receive, start: Send, put: Send) -> None:
@@ -181,10 +185,10 @@ async def _stream(call: Call, receive: Receive, start: Send, put: Send) -> None:
         if out.started or any(stream.opened for stream in streams):
             await out.keep_alive()
 
+    failed: str | None = None
     with out, Presence(call.watches, receive, streams, queue_seconds, every=every, tick=keep_alive) as client:
         try:
             await call.choices.read(client, write)
-            call.finished()
         except ClientGoneError:
             raise
         except Exception as error:
@@ -193,7 +197,11 @@ async def _stream(call: Call, receive: Receive, start: Send, put: Send) -> None:
             status, wire = wire_error(error)
             if status == FALLBACK.status:
                 _log.exception("a stream failed after it began")
+            failed = wire.code
             await out.write(event(ErrorBody(wire)))
-            # Not before: a client that does not read this is counted as one that left.
-            call.timer.failed(wire.code)
         await out.close()
+    # Not before: a client that does not read to the end is counted as one that left, and as nothing else.
+    if failed is None:
+        call.finished()
+    else:
+        call.timer.failed(failed)
