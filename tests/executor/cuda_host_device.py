@@ -21,6 +21,7 @@ class HostDevice(TritonDevice):
     """`backwards`: blocks, warps and lanes take turns from the last to the first."""
 
     backwards = False
+    wide = True
 
     def __init__(self) -> None:
         super().__init__("cpu", "host", DType.BF16)

@@ -106,7 +106,7 @@ void prepare(Context& context, unsigned char*, unsigned char* high, void (*entry
 }
 #endif
 
-enum class State { READY, WARP, BLOCK, DONE };
+enum class State { READY, WARP, BLOCK, BARRIER, DONE };
 
 struct Copy { unsigned char* to; const unsigned char* from; unsigned bytes, group; };
 
@@ -127,6 +127,9 @@ struct Fiber {
     // Copies asked for and not yet made, oldest first in a ring, and the group that is open.
     Copy copies[MOST_COPIES];
     unsigned oldest, pending, group;
+    // A barrier in shared memory that it waits at, while the number of its phases has this parity.
+    const unsigned short* barrier;
+    unsigned parity;
 };
 
 struct Range { const unsigned char* start; std::size_t bytes; unsigned argument; };
@@ -519,6 +522,7 @@ inline void copy_commit() { on_host::now->group++; }
 template <int LEFT> void copy_wait() { on_host::finish_copies(LEFT); }
 
 template <class T> __forceinline__ T load_stream(const T* from) { return *from; }
+template <class T> __forceinline__ T load_kept(const T* from) { return *from; }
 template <class T> __forceinline__ T load_fresh(const T* from) {
     if (++on_host::fresh_loads > on_host::MOST_FRESH_LOADS) on_host::fail("waits for another block, in load_fresh");
     __threadfence();
@@ -528,6 +532,58 @@ __forceinline__ int add_acq_rel(int* where, int value) { return atomicAdd(where,
 inline void depend_wait() {}
 inline void depend_launch() {}
 inline void fetch_ahead(const void*) {}
+
+// Asynchronous products of a warpgroup, each at once. A lane's rows are its warp's, so warps need not wait for each other.
+template <int COUNT>
+void multiply_async(float (&c)[COUNT], const unsigned (&a)[4], const unsigned char* tile, int slab) {
+    if ((tile - on_host::shared) % 1024) on_host::fail("a tile that is not aligned to 1024 bytes, in multiply_async");
+    const unsigned lane = threadIdx.x % 32;
+    float rows[2][16];
+    for (unsigned t = 0; t < 4; ++t)
+        for (unsigned i = 0; i < 4; ++i) {
+            unsigned pair = __shfl_sync(0xFFFFFFFFu, a[i], static_cast<int>(lane / 4 * 4 + t));
+            for (unsigned half = 0; half < 2; ++half)
+                rows[i % 2][i / 2 * 8 + 2 * t + half] = from_bf16(static_cast<unsigned short>(pair >> (16 * half)));
+        }
+    for (int i = 0; i < COUNT; ++i) {
+        int column = i / 4 * 8 + static_cast<int>(lane % 4) * 2 + i % 2;
+        for (int k = 0; k < 16; ++k) {
+            const unsigned char* at = tile + column * 128 + (((slab * 2 + k / 8) ^ (column & 7)) * 16) + k % 8 * 2;
+            c[i] += rows[i / 2 % 2][k] * from_bf16(*reinterpret_cast<const unsigned short*>(at));
+        }
+    }
+}
+inline void multiply_fence() {}
+inline void multiply_commit() {}
+template <int LEFT> void multiply_wait() {}
+inline void fence_async() {}
+template <int COUNT> void fewer_registers() {}
+template <int COUNT> void more_registers() {}
+
+// Barriers in shared memory: what is missing of the phase, what a phase is, and the number of phases that are over.
+inline void barrier_init(void* barrier, int count) {
+    unsigned short* words = static_cast<unsigned short*>(barrier);
+    words[0] = words[1] = static_cast<unsigned short>(count);
+    words[2] = words[3] = 0;
+}
+inline void barrier_arrive(void* barrier) {
+    unsigned short* words = static_cast<unsigned short*>(barrier);
+    if (--words[0] == 0) words[0] = words[1], ++words[2];
+}
+inline void barrier_arrive_copied(void* barrier) {
+    copy_commit();
+    copy_wait<0>();
+    barrier_arrive(barrier);
+}
+inline void barrier_wait(void* barrier, unsigned parity) {
+    const unsigned short* phases = static_cast<const unsigned short*>(barrier) + 2;
+    if (*phases % 2 != parity) return;
+    on_host::now->barrier = phases;
+    on_host::now->parity = parity;
+    on_host::now->state = on_host::State::BARRIER;
+    on_host::leave();
+}
+template <int COUNT> void sync_first() { __syncthreads(); }  // others have returned
 inline unsigned in_register(unsigned value) { return value; }
 inline int dot_bytes(unsigned a, unsigned b, int c) {
     for (int i = 0; i < 4; i++)
@@ -605,12 +661,16 @@ CUDA_ON_HOST_PLAIN bool run_warp(unsigned warp, bool reversed) {
 }
 
 CUDA_ON_HOST_PLAIN void report_deadlock(unsigned threads) {
-    unsigned at_block = 0, done = 0, first = MOST_THREADS;
+    unsigned at_block = 0, at_barrier = 0, done = 0, first = MOST_THREADS;
     for (unsigned i = threads; i-- > 0;) {
         at_block += fibers[i].state == State::BLOCK;
+        at_barrier += fibers[i].state == State::BARRIER;
         done += fibers[i].state == State::DONE;
         if (fibers[i].state == State::WARP) first = i;
     }
+    if (first == MOST_THREADS)
+        return fail("deadlock in block (%u, %u, %u): %u threads wait at __syncthreads, %u have returned, and %u wait at a "
+                    "barrier in shared memory", block_index.x, block_index.y, block_index.z, at_block, done, at_barrier);
     fail("deadlock in block (%u, %u, %u): %u threads wait at __syncthreads, %u have returned, and %u wait for lanes of "
          "their warp (the first: thread %u at %s)", block_index.x, block_index.y, block_index.z, at_block, done,
          threads - at_block - done, first, fibers[first].warp->at);
@@ -620,6 +680,9 @@ CUDA_ON_HOST_PLAIN void run_block(unsigned threads, bool reversed) {
     start_block(threads);
     while (!failed) {
         bool moved = false;
+        for (unsigned i = 0; i < threads; i++)
+            if (fibers[i].state == State::BARRIER && *fibers[i].barrier % 2 != fibers[i].parity)
+                fibers[i].state = State::READY;
         for (unsigned i = 0; i < threads / LANES && !failed; i++)
             moved |= run_warp(reversed ? threads / LANES - 1 - i : i, reversed);
         if (moved || failed) continue;

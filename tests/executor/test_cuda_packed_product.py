@@ -134,7 +134,7 @@ def test_results_do_not_depend_on_who_comes_first() -> None:
 def test_blocks_fit_into_shared_memory(rows: int, n: int, shared: int) -> None:
     for layout in LAYOUTS.values():
         for gated in (False, True):
-            how = tiling(rows, n, 4096, layout, gated=gated, processors=84, shared=shared)
+            how = tiling(rows, n, 4096, layout, gated=gated, processors=84, shared=shared, wide=shared > 2**17)
             assert how.shared(layout) <= shared
             assert 32 <= how.threads <= 1024
             assert how.splits == 1 or how.splits * n <= 2**16

@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-from poot_executor.backends.cuda import nvml, nvrtc, packed_product
+from poot_executor.backends.cuda import nvml, nvrtc, packed_dot, packed_product
 from poot_executor.backends.cuda.driver import Argument, load
 from poot_executor.backends.cuda.programs import Program, cubin
 from poot_executor.backends.triton.graphs import GraphDevice
@@ -23,7 +23,7 @@ _LEAST_CAPABILITY = (8, 0)  # of bfloat16 in matrix units and copies to shared m
 
 
 class CudaDevice(GraphDevice):
-    """See `poot_executor.devices.protocol.Device`."""
+    """See `poot_executor.devices.protocol.Device`. `wide`: whether it has Hopper's asynchronous matrix unit."""
 
     backend = "ptx"
     dp4a = True
@@ -37,6 +37,7 @@ class CudaDevice(GraphDevice):
         super().__init__(properties.name)
         self.pdl = properties.major >= 9
         self._capability = properties.major, properties.minor
+        self.wide = self._capability == (9, 0)
         self._compilers = ThreadPoolExecutor(os.cpu_count() or 1, "compile") if self._compiles() else None
         if properties.major < 9:
             self.kernels = TRITON_KERNELS
@@ -66,6 +67,9 @@ class CudaDevice(GraphDevice):
     ) -> Callable[[], object] | None:
         if self._compilers is None or not packed_product.accepts(x, segment):
             return None
+        rows = min(packed_dot.FASTER_ROWS, packed_dot.most_rows(segment.width, segment.layout, self.shared))
+        if len(x) <= rows:
+            return packed_dot.packed_dot(x, segment, around, self)
         return packed_product.packed_product(x, segment, around, parts, self)
 
     def _compiles(self) -> bool:

@@ -28,13 +28,15 @@ _MOST_THREADS = 8
 class Program:
     """A kernel of `source/`, compiled for constants.
 
-    `source` is a file's name there and `kernel` its extern "C" function; `macros` are -D NAME=VALUE.
+    `source` is a file's name there and `kernel` its extern "C" function; `macros` are -D NAME=VALUE. `own`: with
+    instructions that this very architecture has and later ones need not have (sm_90a).
     Raises ProgramError for macros that are no distinct names.
     """
 
     source: str
     kernel: str
     macros: tuple[tuple[str, int], ...] = ()
+    own: bool = False
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.macros]
@@ -49,7 +51,7 @@ def cubin(program: Program, capability: tuple[int, int]) -> bytes:
     Kernels of one source and the same macros share theirs. Threads and processes may ask at once.
     Raises ProgramError, or NvrtcMissingError.
     """
-    architecture = f"--gpu-architecture=sm_{capability[0]}{capability[1]}"
+    architecture = f"--gpu-architecture=sm_{capability[0]}{capability[1]}{'a' if program.own else ''}"
     options = (architecture, *_OPTIONS, *(f"-D{name}={int(value)}" for name, value in program.macros))
     source, headers = _texts(program.source)
     key = repr((program.source, source, sorted(headers.items()), options, nvrtc.version()))

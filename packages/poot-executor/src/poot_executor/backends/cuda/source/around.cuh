@@ -5,9 +5,11 @@
 
 constexpr int SUMMED = 64;  // columns that a sum of squares is of
 
+// The sum over LANES neighbours of a warp.
+template <int LANES = 32>
 __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll
-  for (int lanes = 16; lanes; lanes /= 2) value += __shfl_xor_sync(0xFFFFFFFFu, value, lanes);
+  for (int lanes = LANES / 2; lanes; lanes /= 2) value += __shfl_xor_sync(0xFFFFFFFFu, value, lanes);
   return value;
 }
 

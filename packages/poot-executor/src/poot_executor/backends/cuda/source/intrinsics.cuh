@@ -1,7 +1,7 @@
 // What kernels need of the hardware beyond the language. No toolkit headers: NVRTC compiles this as it stands.
 #pragma once
 
-#define SHARED_BYTES(name) extern __shared__ __align__(16) unsigned char name[]
+#define SHARED_BYTES(name) extern __shared__ __align__(1024) unsigned char name[]
 
 // c += a * b. Fragments as the PTX ISA lays them out for mma.m16n8k16: a (16, 16) by rows, b (16, 8) by columns.
 __device__ __forceinline__ void mma_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
@@ -75,10 +75,11 @@ __device__ __forceinline__ int dot_bytes(unsigned a, unsigned b, int c) {
   return d;
 }
 
-// What no kernel writes and is read once: it pushes nothing out of the cache of this multiprocessor.
+// What is read once, or again soon. Not as constants (.nc): the assembler would put off those that stand before
+// `depend_wait` until after it.
 __device__ __forceinline__ uint4 load_stream(const uint4* from) {
   uint4 d;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
                : "=r"(d.x), "=r"(d.y), "=r"(d.z), "=r"(d.w)
                : "l"(from));
   return d;
@@ -86,13 +87,19 @@ __device__ __forceinline__ uint4 load_stream(const uint4* from) {
 
 __device__ __forceinline__ uint2 load_stream(const uint2* from) {
   uint2 d;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0,%1}, [%2];" : "=r"(d.x), "=r"(d.y) : "l"(from));
+  asm volatile("ld.global.L1::no_allocate.L2::128B.v2.u32 {%0,%1}, [%2];" : "=r"(d.x), "=r"(d.y) : "l"(from));
   return d;
 }
 
-__device__ __forceinline__ unsigned load_stream(const unsigned* from) {
+__device__ __forceinline__ unsigned load_kept(const unsigned* from) {
   unsigned d;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.u32 %0, [%1];" : "=r"(d) : "l"(from));
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(d) : "l"(from));
+  return d;
+}
+
+__device__ __forceinline__ unsigned short load_kept(const unsigned short* from) {
+  unsigned short d;
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(d) : "l"(from));
   return d;
 }
 
@@ -106,6 +113,15 @@ __device__ __forceinline__ float load_fresh(const float* from) {
 __device__ __forceinline__ unsigned short load_fresh(const unsigned short* from) {
   unsigned short d;
   asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(d) : "l"(from) : "memory");
+  return d;
+}
+
+__device__ __forceinline__ float4 load_fresh(const float4* from) {
+  float4 d;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(d.x), "=f"(d.y), "=f"(d.z), "=f"(d.w)
+               : "l"(from)
+               : "memory");
   return d;
 }
 
@@ -127,3 +143,114 @@ __device__ __forceinline__ void depend_launch() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+
+// A barrier in shared memory (eight bytes) of `count` arrivals a phase.
+__device__ __forceinline__ void barrier_init(void* barrier, int count) {
+  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(void* barrier) {
+  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+  asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(at) : "memory");
+}
+
+// Arrive when all copies that this thread has begun are done, without waiting for it.
+__device__ __forceinline__ void barrier_arrive_copied(void* barrier) {
+  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(at) : "memory");
+}
+
+// Until the phase of this parity, counted from 0, is over.
+__device__ __forceinline__ void barrier_wait(void* barrier, unsigned parity) {
+  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(barrier)), over = 0;
+  while (!over)
+    asm volatile("{.reg .pred over; mbarrier.test_wait.parity.shared.b64 over, [%1], %2; selp.u32 %0, 1, 0, over;}"
+                 : "=r"(over)
+                 : "r"(at), "r"(parity)
+                 : "memory");
+}
+
+// Wait for the first COUNT threads of the block only.
+template <int COUNT>
+__device__ __forceinline__ void sync_first() {
+  asm volatile("bar.sync 1, %0;" ::"n"(COUNT) : "memory");
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// Asynchronous products of a warpgroup: c (64, N) += a (64, 16) * b, without waiting, c being N / 2 numbers of a thread.
+// A warp has 16 rows, fragments are those of mma.m16n8k16, of N / 8 times eight columns. b is columns 16 `slab` on of a
+// tile of N rows of 128 bytes, in which chunks of 16 bytes have changed places by exclusive or with the row modulo 8; it
+// is aligned to 1024 bytes.
+__device__ __forceinline__ unsigned long long tile_descriptor(const unsigned char* tile, int slab) {
+  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(tile)) + slab * 32;
+  // Address / 16; 1024 bytes from eight rows to the next eight; swizzle of 128 bytes.
+  return (at & 0x3FFFFu) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+
+__device__ __forceinline__ void multiply_async(float (&c)[32], const unsigned (&a)[4], const unsigned char* tile,
+                                               int slab) {
+  asm volatile(
+      "{.reg .pred add; setp.ne.b32 add, 1, 0; "
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, %36, add, 1, 1, 0;}"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]),
+        "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]),
+        "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]),
+        "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
+        "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
+        "+f"(c[30]), "+f"(c[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile_descriptor(tile, slab)));
+}
+
+__device__ __forceinline__ void multiply_async(float (&c)[64], const unsigned (&a)[4], const unsigned char* tile,
+                                               int slab) {
+  asm volatile(
+      "{.reg .pred add; setp.ne.b32 add, 1, 0; "
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "{%64, %65, %66, %67}, %68, add, 1, 1, 0;}"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]),
+        "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]),
+        "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]),
+        "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
+        "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
+        "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]),
+        "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]),
+        "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]),
+        "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]),
+        "+f"(c[54]), "+f"(c[55]), "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]),
+        "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile_descriptor(tile, slab)));
+}
+
+// Before products that take registers which others have written.
+__device__ __forceinline__ void multiply_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void multiply_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Until all but the LEFT latest groups of products are done.
+template <int LEFT>
+__device__ __forceinline__ void multiply_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+// Between what was put into shared memory and asynchronous products that read it.
+__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Registers that each thread of a warpgroup has from here on.
+template <int COUNT>
+__device__ __forceinline__ void fewer_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT>
+__device__ __forceinline__ void more_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+#endif

@@ -44,29 +44,38 @@ struct Masks {
   unsigned high = in_register((HIGH == 2 ? 0x00030003u : 0x00010001u) << LOW % 8);
 };
 
+// A plane's word of an oct so that the fields of elements 2 i and 2 i + 1 are `BITS` times i higher than bits `up` and
+// 16 + `up`.
+template <int BITS>
+__device__ __forceinline__ unsigned spread_fields(unsigned word, int up) {
+  if (BITS == 4) return word << up;
+  if (BITS == 2) return __byte_perm(word, 0, 0x4140) << up;
+  return word * ((1u << up) + (1u << (up + 12)));
+}
+
+// Bytes `first` and `first` + 2 of a word less OFFSET, as the lowest bits of 2^23: bfloat16 has no room for a base and
+// eight bits.
+__device__ __forceinline__ unsigned eight_bits(unsigned word, int first) {
+  float one = __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7440u + first)) - (8388608.f + OFFSET);
+  float two = __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7442u + first)) - (8388608.f + OFFSET);
+  return pair_bf16(one, two);
+}
+
 // The codes of an oct less OFFSET: elements 2 i and 2 i + 1 as the two numbers of `codes[i]`.
 __device__ __forceinline__ void codes_of(const Masks& masks, unsigned low, unsigned high, unsigned (&codes)[4]) {
   if (LOW == 8) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      // As the lowest bits of 2^23: bfloat16 has no room for a base and eight bits.
-      unsigned word = i % 2 ? high : low, first = 0x7440u + i / 2;
-      float one = __uint_as_float(__byte_perm(word, 0x4B000000u, first)) - (8388608.f + OFFSET);
-      float two = __uint_as_float(__byte_perm(word, 0x4B000000u, first + 2)) - (8388608.f + OFFSET);
-      codes[i] = pair_bf16(one, two);
-    }
+    for (int i = 0; i < 4; i++) codes[i] = eight_bits(i % 2 ? high : low, i / 2);
     return;
   }
-  if (LOW == 2) low = __byte_perm(low, 0, 0x4140);  // the second byte 16 bits up
-  if (HIGH == 2) high = __byte_perm(high, 0, 0x4140);
-  if (HIGH == 1) high *= (1u << LOW) + (1u << (LOW + 12));  // bit 0 to the place above the low bits, bit 4 16 bits up
+  low = spread_fields<LOW>(low, 0);
+  if (HIGH) high = spread_fields<HIGH>(high, LOW);
   const unsigned less = pair_bf16(-128.f - OFFSET, -128.f - OFFSET);
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    unsigned bits = ((low >> (LOW_BITS * i)) & masks.low) | BASE;
-    if (HIGH == 2) bits |= (2 * i < LOW ? high << (LOW - 2 * i) : high >> (2 * i - LOW)) & masks.high;
-    if (HIGH == 1) bits |= (high >> i) & masks.high;
-    codes[i] = fma_bf16(bits, ONE, less);
+    unsigned bits = low >> (LOW_BITS * i) & masks.low;
+    if (HIGH) bits |= high >> (HIGH_BITS * i) & masks.high;
+    codes[i] = fma_bf16(bits | BASE, ONE, less);
   }
 }
 
@@ -90,15 +99,34 @@ __device__ __forceinline__ void scale_numbers(unsigned number, int which, unsign
   }
 }
 
-// The same with the scale in memory, as bfloat16, each twice: what is added instead of taken off.
-__device__ __forceinline__ void scale_of(const unsigned char* at, unsigned shared, unsigned& size, unsigned& least) {
+// The same with the scale in memory, as two bfloat16: the second is added instead of taken off.
+__device__ __forceinline__ unsigned scale_pair(const unsigned char* at, unsigned shared) {
   unsigned number = SCALE_BYTES == 1   ? *at
                     : SCALE_BYTES == 2 ? *reinterpret_cast<const unsigned short*>(at)
                                        : *reinterpret_cast<const unsigned*>(at);
-  float by, less;
-  scale_numbers(number, 0, shared, by, less);
-  size = pair_bf16(by, by);
-  least = MINIMUM ? pair_bf16(-less, -less) : MINUS_ZERO;
+  float size, less;
+  scale_numbers(number, 0, shared, size, less);
+  return pair_bf16(size, -less);
+}
+
+// Each of the two twice.
+__device__ __forceinline__ void spread_scale(unsigned pair, unsigned& size, unsigned& least) {
+  size = __byte_perm(pair, pair, 0x1010);
+  least = MINIMUM ? __byte_perm(pair, pair, 0x3232) : MINUS_ZERO;
+}
+
+// Elements 2 t and 2 t + 1 of an oct as an operand.
+__device__ __forceinline__ unsigned weights_at(const Masks& masks, int t, unsigned low, unsigned high, unsigned size,
+                                               unsigned least) {
+  unsigned codes;
+  if (LOW == 8) {
+    codes = eight_bits(t % 2 ? high : low, t / 2);
+  } else {
+    low = spread_fields<LOW>(low, 0) >> (LOW_BITS * t) & masks.low;
+    if (HIGH) low |= spread_fields<HIGH>(high, LOW) >> (HIGH_BITS * t) & masks.high;
+    codes = fma_bf16(low | BASE, ONE, pair_bf16(-128.f - OFFSET, -128.f - OFFSET));
+  }
+  return fma_bf16(codes, size, least);
 }
 
 // An oct as operands, elements 2 i and 2 i + 1 in `weights[i]`.

@@ -1,26 +1,30 @@
 // Products of one to some rows with a packed weight, by integer dot products.
 //
 // Each block quantises the rows of x to int8 by groups of 32, into shared memory, and then goes along its share of the
-// weight's rows. A lane takes a group of 32 of OUTS rows (or OUTS of gate and of up) at a time; LANES lanes and CUTS warps
-// share out a row's groups. Weights for STAGES such steps are under way, in registers, also across rows: those of the
-// first before the kernel before has ended, since they do not depend on it. Integers are exact within a group; scales and
-// minimums come after.
+// weight's rows. A lane takes a group of 32 of OUTS rows (or OUTS of gate and of up) at a time; ROW_LANES lanes and
+// CUTS warps share out a row's groups. Weights for STAGES such steps are under way, in registers, also from one row to
+// the next; the first are asked for before the kernel before has ended, since they do not depend on it. Integers are
+// exact within a group; scales and minimums come after.
 //
-// Macros, beside those of packed_codes.cuh: ROWS, LANES, OUTS, CUTS, WARPS, STAGES, RESIDENT (blocks that a
-// multiprocessor has room for); WHOLE: whether the groups of a row are whole steps and stages; BIAS, GATE (1 SiLU,
-// 2 GELU), PIECES (0: no norm), RESIDUAL, FLOAT (the result is float32), PDL.
+// Macros, beside those of packed_codes.cuh: ROWS and WIDTH of x, ROW_LANES, OUTS, CUTS, WARPS, STAGES, RESIDENT (blocks
+// that a multiprocessor has room for), BIAS, GATE (1 SiLU, 2 GELU), PIECES (0: no norm), RESIDUAL, FLOAT (the result is
+// float32), PDL.
 #include "around.cuh"
 #include "intrinsics.cuh"
 #include "packed_codes.cuh"
 
 constexpr int THREADS = 32 * WARPS;
-constexpr int PARTS = 32 / LANES;               // rows of the weight, for each of a lane's, that a warp has at once
+constexpr int PARTS = 32 / ROW_LANES;           // rows of the weight, for each of a lane's, that a warp has at once
 constexpr int LINES = OUTS * (GATE ? 2 : 1);    // rows of the weight that a lane has
 constexpr int WARP_OUTS = PARTS * OUTS;         // columns of the result that a warp has
 constexpr int BLOCK_OUTS = WARPS / CUTS * WARP_OUTS;
+constexpr int GROUPS = WIDTH / 32;
+constexpr int STEP = ROW_LANES * CUTS;          // groups of a row that its lanes take at a time
+constexpr int STEPS = (GROUPS + STEP - 1) / STEP;
+constexpr bool WHOLE = GROUPS % (STEP * STAGES) == 0;
 constexpr int SETS = 32 / GROUP;                // scales of a group of 32
 constexpr int NUMBER = SETS * SCALE_BYTES;      // bytes that these take
-constexpr int SCALED = LOW == 4 ? 16 : LOW == 2 ? 4 : 1;  // dot products are made so many times as large
+constexpr int SCALED = LOW == 4 && !HIGH ? 16 : 1;  // times that dot products are too large: codes need no shift
 constexpr int FACTORS = SETS == 1 ? 2 : 4;      // numbers that go with a group of x: the step, then one for each set
 constexpr int TURNS = (ROWS * WARP_OUTS + 31) / 32;
 // 1.5 * 2^23: an integer of up to 22 bits is added to its bits, so that they are a float.
@@ -50,30 +54,30 @@ __device__ __forceinline__ void fetch(Part& part, const Planes& planes, unsigned
     if (LOW == 8) part.more = load_stream(reinterpret_cast<const uint4*>(planes.high) + at);
   }
   if (HIGH == 2) part.high = load_stream(reinterpret_cast<const uint2*>(planes.high) + at);
-  if (HIGH == 1) part.high.x = load_stream(reinterpret_cast<const unsigned*>(planes.high) + at);
+  if (HIGH == 1) part.high.x = load_kept(reinterpret_cast<const unsigned*>(planes.high) + at);
   // Lanes further on, or this one in its next step, take the rest of what these bring.
-  part.number = NUMBER == 4 ? __ldg(reinterpret_cast<const unsigned*>(planes.scale) + at)
-                            : __ldg(reinterpret_cast<const unsigned short*>(planes.scale) + at);
-  part.unit = MULTIPLES ? __ldg(reinterpret_cast<const unsigned*>(planes.unit) + at / 8) : 0;
+  part.number = NUMBER == 4 ? load_kept(reinterpret_cast<const unsigned*>(planes.scale) + at)
+                            : load_kept(reinterpret_cast<const unsigned short*>(planes.scale) + at);
+  part.unit = MULTIPLES ? load_kept(reinterpret_cast<const unsigned*>(planes.unit) + at / 8) : 0;
   if (!WHOLE && !there) part.number = 0;
 }
 
-// Rows of x in shared memory: two planes of 16 bytes a group, and FACTORS numbers a group. Of low bits in planes of 4 or 8
-// bits, a word is elements 0, 4, 1, 5 of an oct, or in the second plane 2, 6, 3, 7: as codes lie. Of two bits, a plane is
-// of two octs, and a word elements 2 i and 2 i + 1 of both.
+// Rows of x in shared memory: two planes of 16 bytes a group, and FACTORS numbers a group. For codes of four or eight
+// low bits, a word is elements 0, 4, 1, 5 of an oct, or 2, 6, 3, 7 in the second plane, as codes lie. For those of
+// two, a plane is of two octs, and a word elements 2 i and 2 i + 1 of both.
 struct Rows {
   unsigned char* words;
   float* factors;
-  int groups;
 
   __device__ __forceinline__ unsigned char* plane(int which, int row, int group) const {
-    return words + ((which * ROWS + row) * groups + group) * 16;
+    return words + ((which * ROWS + row) * GROUPS + group) * 16;
   }
   __device__ __forceinline__ float* factor(int row, int group) const {
-    return factors + (row * groups + group) * FACTORS;
+    return factors + (row * GROUPS + group) * FACTORS;
   }
 };
 
+// The lowest bytes of four words.
 __device__ __forceinline__ unsigned join(unsigned a, unsigned b, unsigned c, unsigned d) {
   return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
 }
@@ -115,55 +119,37 @@ __device__ __forceinline__ void quantise(const Rows& rows, const uint4& oct, int
   float* factor = rows.factor(row, group);
   if (o == 0) factor[0] = step / SCALED;
   // With a minimum, what that is times; else where integer dot products begin, so that offsets are taken off.
-  if (o % (4 / SETS) == 0)
-    factor[1 + o / 2] = MINIMUM ? step * sum : __uint_as_float(NUMBERS_BITS - static_cast<unsigned>(OFFSET * SCALED * sum));
+  const unsigned start = NUMBERS_BITS - static_cast<unsigned>(OFFSET * SCALED * sum);
+  if (o % (4 / SETS) == 0) factor[1 + o / 2] = MINIMUM ? step * sum : __uint_as_float(start);
 }
 
-__device__ __forceinline__ void quantise_all(const Rows& rows, const unsigned char* x, int pitch) {
-  constexpr int AT_ONCE = 4;
-  const int octs = rows.groups * 4, total = ROWS * octs;
-  for (int first = threadIdx.x; first - static_cast<int>(threadIdx.x) < total; first += AT_ONCE * THREADS) {
+// All of x, which is loaded for the most part while `meanwhile` runs.
+template <class Work>
+__device__ __forceinline__ void quantise_all(const Rows& rows, const unsigned char* x, int pitch, Work meanwhile) {
+  constexpr int AT_ONCE = THREADS * RESIDENT > 768 ? 2 : 4;  // as registers allow
+  constexpr int OCTS = GROUPS * 4, TOTAL = ROWS * OCTS;
+  for (int first = threadIdx.x; first - static_cast<int>(threadIdx.x) < TOTAL; first += AT_ONCE * THREADS) {
     uint4 oct[AT_ONCE];
     int row[AT_ONCE], at[AT_ONCE];
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
-      at[i] = min(first + i * THREADS, total - 1), row[i] = 0;
+      at[i] = min(first + i * THREADS, TOTAL - 1), row[i] = 0;
 #pragma unroll
       for (int past = 1; past < ROWS; past++)
-        if (at[i] >= octs) at[i] -= octs, row[i] = past;
+        if (at[i] >= OCTS) at[i] -= OCTS, row[i] = past;
       oct[i] = reinterpret_cast<const uint4*>(x + static_cast<unsigned>(row[i]) * pitch * 2)[at[i]];
     }
+    if (first == static_cast<int>(threadIdx.x)) meanwhile();
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++)
-      if (first - static_cast<int>(threadIdx.x) + i * THREADS < total)
-        quantise(rows, oct[i], row[i], at[i], first + i * THREADS < total);
+      if (first - static_cast<int>(threadIdx.x) + i * THREADS < TOTAL)
+        quantise(rows, oct[i], row[i], at[i], first + i * THREADS < TOTAL);
   }
 }
 
-// Two bits each in the words of two octs, times elements of x by pairs.
-struct Twice {
-  unsigned codes[4];
-
-  __device__ __forceinline__ void of_two(unsigned word) {
-    unsigned above = word >> 4;
-    codes[0] = word & 0x03030303u, codes[2] = above & 0x03030303u;
-    codes[1] = word & 0x0C0C0C0Cu, codes[3] = above & 0x0C0C0C0Cu;  // four times as large
-  }
-  __device__ __forceinline__ void of_one(unsigned word, int pair) {
-    unsigned bits = __byte_perm(word, word >> 4, pair ? 0x7362 : 0x5140), above = bits >> 2;
-    codes[0] = bits & 0x01010101u, codes[2] = above & 0x01010101u;
-    codes[1] = bits & 0x02020202u, codes[3] = above & 0x02020202u;  // twice as large
-  }
-  __device__ __forceinline__ void dot(const unsigned (&x)[4], int& even, int& odd) const {
-    even = dot_bytes(codes[2], x[2], dot_bytes(codes[0], x[0], even));
-    odd = dot_bytes(codes[3], x[3], dot_bytes(codes[1], x[1], odd));
-  }
-};
-
-// Of a group of a row of x, what dot products take.
+// Of a group of a row of x, what dot products take: the words of both planes and the numbers that go with it.
 struct Group32 {
-  unsigned first[4], second[4];  // words of the planes
-  unsigned pairs[2][4];          // elements 2 i and 2 i + 1 of two octs
+  unsigned first[4], second[4];
   float step, of_set[SETS];
 
   __device__ __forceinline__ void load(const Rows& rows, int row, int group) {
@@ -171,17 +157,6 @@ struct Group32 {
     const uint4 b = *reinterpret_cast<const uint4*>(rows.plane(1, row, group));
     first[0] = a.x, first[1] = a.y, first[2] = a.z, first[3] = a.w;
     second[0] = b.x, second[1] = b.y, second[2] = b.z, second[3] = b.w;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      if (LOW == 2) {
-        pairs[0][i] = first[i], pairs[1][i] = second[i];
-      } else if (HIGH) {
-        const unsigned(&from)[4] = i % 2 ? second : first;
-        const unsigned places = i < 2 ? 0x6420 : 0x7531;
-        pairs[0][i] = __byte_perm(from[0], from[1], places);
-        pairs[1][i] = __byte_perm(from[2], from[3], places);
-      }
-    }
     if (SETS == 1) {
       const float2 two = *reinterpret_cast<const float2*>(rows.factor(row, group));
       step = two.x, of_set[0] = two.y;
@@ -192,54 +167,68 @@ struct Group32 {
   }
 };
 
-// A group of a row of the weight, for dot products.
+// A group of a row of the weight: codes as bytes that lie as x does, and scales.
 struct Codes {
-  unsigned heads[4], tails[4];
-  Twice low[2], high[2];
+  unsigned first[4], second[4];
   float size[SETS], least[SETS];
 
   __device__ __forceinline__ void decode(const Part& part) {
-    if (LOW == 2) {
-      low[0].of_two(part.pairs.x), low[1].of_two(part.pairs.y);
+    if (LOW == 8) {
+      first[0] = part.low.x, first[1] = part.low.y, first[2] = part.low.z, first[3] = part.low.w;
+      second[0] = part.more.x, second[1] = part.more.y, second[2] = part.more.z, second[3] = part.more.w;
+    } else if (LOW == 4) {
+      decode_four(part);
     } else {
-      const uint4 a = part.low, b = LOW == 8 ? part.more : a;
-      heads[0] = a.x, heads[1] = a.y, heads[2] = a.z, heads[3] = a.w;
-      tails[0] = b.x, tails[1] = b.y, tails[2] = b.z, tails[3] = b.w;
-#pragma unroll
-      for (int i = 0; i < 4; i++)
-        if (LOW == 4) tails[i] = heads[i] & 0xF0F0F0F0u, heads[i] &= 0x0F0F0F0Fu;  // tails are 16 times as large
+      decode_two(first, part.pairs.x, __byte_perm(part.high.x, part.high.x >> 4, 0x5140));
+      decode_two(second, part.pairs.y, __byte_perm(part.high.x, part.high.x >> 4, 0x7362));
     }
-    if (HIGH == 2) high[0].of_two(part.high.x), high[1].of_two(part.high.y);
-    if (HIGH == 1) high[0].of_one(part.high.x, 0), high[1].of_one(part.high.x, 1);
 #pragma unroll
     for (int set = 0; set < SETS; set++) scale_numbers(part.number, set, part.unit, size[set], least[set]);
   }
 
-  // SCALED times the sum of the products of a set, less its offset, and the float's bits that it is added to.
-  __device__ __forceinline__ int dot(const Group32& x, int set) const {
-    constexpr int PAIRS = 2 / SETS;
-    int sum = MINIMUM ? static_cast<int>(NUMBERS_BITS) : __float_as_int(x.of_set[set]);
-    int even = 0, odd = 0;
-    if (LOW == 2) {
+  // Of two octs: a word of two bits each, and of the bits above, lowest in bytes that lie as these do.
+  __device__ __forceinline__ static void decode_two(unsigned (&codes)[4], unsigned word, unsigned above) {
 #pragma unroll
-      for (int i = 0; i < PAIRS; i++) low[set * PAIRS + i].dot(x.pairs[set * PAIRS + i], even, sum);
-      sum += 4 * even;
-    } else {
+    for (int i = 0; i < 4; i++) {
+      codes[i] = word >> (2 * i) & 0x03030303u;
+      if (HIGH) codes[i] |= (i < 3 ? above << (2 - i) : above >> 1) & 0x04040404u;
+    }
+  }
+
+  __device__ __forceinline__ void decode_four(const Part& part) {
+    const unsigned words[4] = {part.low.x, part.low.y, part.low.z, part.low.w};
 #pragma unroll
-      for (int i = 0; i < 2 * PAIRS; i++) {
-        const int oct = set * 2 * PAIRS + i;
-        sum = dot_bytes(tails[oct], x.second[oct], sum);
-        even = dot_bytes(heads[oct], x.first[oct], even);
+    for (int oct = 0; oct < 4; oct++) {
+      first[oct] = words[oct] & 0x0F0F0F0Fu;
+      second[oct] = HIGH ? words[oct] >> 4 & 0x0F0F0F0Fu : words[oct] & 0xF0F0F0F0u;  // as they are: 16 times as large
+      if (HIGH == 2) {
+        const unsigned pairs = oct / 2 ? part.high.y : part.high.x, bytes = oct % 2 ? 0x7362 : 0x5140;
+        first[oct] |= __byte_perm(pairs << 4, pairs, bytes) & 0x30303030u;
+        second[oct] |= __byte_perm(pairs << 2, pairs >> 2, bytes) & 0x30303030u;
       }
-      sum += SCALED * even;
+      if (HIGH == 1) {
+        const unsigned bits = part.high.x >> (8 * oct);
+        first[oct] |= (bits & 0x55) * 0x410410 & 0x10101010u;
+        second[oct] |= (bits & 0xAA) * 0x208208 & 0x10101010u;
+      }
     }
-    if (HIGH) {
-      even = odd = 0;
+  }
+
+  // SCALED times the sum of the products of a set, less its offset, on top of NUMBERS' bits.
+  __device__ __forceinline__ int dot(const Group32& x, int set) const {
+    int sum = MINIMUM ? static_cast<int>(NUMBERS_BITS) : __float_as_int(x.of_set[set]), unscaled = 0;
+    // A set is one of the planes, a half of both, or both.
+    constexpr int WORDS = LOW == 2 ? 4 : 4 / SETS;
 #pragma unroll
-      for (int i = 0; i < PAIRS; i++) high[set * PAIRS + i].dot(x.pairs[set * PAIRS + i], even, odd);
-      sum += (SCALED << LOW % 8) * even + ((SCALED << LOW % 8) >> HIGH) * odd;
+    for (int i = 0; i < WORDS; i++) {
+      const int word = LOW == 2 ? i : set * WORDS + i;
+      if (LOW != 2 || set == 0) {
+        int& to = SCALED > 1 ? unscaled : sum;
+        to = dot_bytes(first[word], x.first[word], to);
+      }
+      if (LOW != 2 || set == 1) sum = dot_bytes(second[word], x.second[word], sum);
     }
-    return sum;
+    return SCALED > 1 ? SCALED * unscaled + sum : sum;
   }
 };
 
@@ -292,7 +281,8 @@ struct Beside {
   }
 };
 
-// The sums of squares of the 64 columns that a warp's are of, by the last of their warps: they are added up in one order.
+// The sums of squares of the 64 columns that a warp's are of, by the last of their warps, so that they are added up in
+// one order.
 __device__ __forceinline__ void sum_squares(const Ends& ends, int first) {
   const int lane = threadIdx.x % 32, piece = first / SUMMED;
   __syncwarp();
@@ -330,9 +320,9 @@ __device__ __forceinline__ void keep(float* results, float (&totals)[ROWS][LINES
 #pragma unroll
     for (int line = 0; line < LINES; line++) {
 #pragma unroll
-      for (int lanes = LANES / 2; lanes; lanes /= 2)
+      for (int lanes = ROW_LANES / 2; lanes; lanes /= 2)
         totals[row][line] += __shfl_xor_sync(0xFFFFFFFFu, totals[row][line], lanes);
-      if (lane % LANES == 0) results[(row * PARTS + lane / LANES) * LINES + line] = totals[row][line];
+      if (lane % ROW_LANES == 0) results[(row * PARTS + lane / ROW_LANES) * LINES + line] = totals[row][line];
     }
 }
 
@@ -371,29 +361,28 @@ __device__ __forceinline__ void finish(const Ends& ends, const Beside& beside, c
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     packed_dot(const unsigned char* x, const unsigned char* low, const unsigned char* high, const unsigned char* scale,
                const unsigned char* unit, const float* bias, const float* squares, const unsigned short* residual,
-               const float* gain, void* out, unsigned short* scaled, float* sums, int* locks, int n, int k, int x_pitch,
+               const float* gain, void* out, unsigned short* scaled, float* sums, int* locks, int n, int x_pitch,
                int pitch, float eps, float offset) {
   SHARED_BYTES(shared);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, cut = warp % CUTS;
-  const int groups = k / 32, steps = (groups + LANES * CUTS - 1) / (LANES * CUTS);
   const int tiles = (n + BLOCK_OUTS - 1) / BLOCK_OUTS, of_warp = warp / CUTS * WARP_OUTS;
-  const int of_group = cut * LANES + lane % LANES;
+  const int of_group = cut * ROW_LANES + lane % ROW_LANES;
   const Planes planes{low, high, scale, unit};
   const Ends ends{bias, residual, gain, out, scaled, sums, locks, n, pitch, offset};
   unsigned lines[LINES];  // the first groups of the lane's rows
   Part parts[STAGES][LINES];
 
   const auto turn_to = [&](int tile) {
-    const int first = tile * BLOCK_OUTS + of_warp + lane / LANES * OUTS;
+    const int first = tile * BLOCK_OUTS + of_warp + lane / ROW_LANES * OUTS;
 #pragma unroll
     for (int line = 0; line < LINES; line++)
-      lines[line] = static_cast<unsigned>(min(first + line % OUTS, n - 1) + line / OUTS * n) * groups;
+      lines[line] = static_cast<unsigned>(min(first + line % OUTS, n - 1) + line / OUTS * n) * GROUPS;
   };
   const auto fetch_step = [&](Part(&to)[LINES], int step) {
-    const int group = step * (LANES * CUTS) + of_group;
+    const int group = step * STEP + of_group;
 #pragma unroll
     for (int line = 0; line < LINES; line++)
-      fetch(to[line], planes, lines[line] + (WHOLE ? group : min(group, groups - 1)), group < groups);
+      fetch(to[line], planes, lines[line] + (WHOLE ? group : min(group, GROUPS - 1)), group < GROUPS);
   };
 
   // The next kernel may start at once: while this one streams weights there is room for blocks that wait.
@@ -403,16 +392,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   for (int stage = 0; stage < STAGES; stage++) fetch_step(parts[stage], stage);
   if (PDL) depend_wait();
 
-  const Rows rows{shared, reinterpret_cast<float*>(shared + ROWS * groups * 32), groups};
-  float* factors = rows.factors + ROWS * groups * FACTORS;
+  const Rows rows{shared, reinterpret_cast<float*>(shared + ROWS * GROUPS * 32)};
+  float* factors = rows.factors + ROWS * GROUPS * FACTORS;
   constexpr int SIZE = ROWS * PARTS * LINES;
   float* results = factors + (ROWS + 3) / 4 * 4 + warp / CUTS * CUTS * SIZE;
-  quantise_all(rows, x, x_pitch);
-  if (PIECES)
+  quantise_all(rows, x, x_pitch, [&] {
+    if (!PIECES) return;
     for (int row = warp; row < ROWS; row += WARPS) {
-      const float factor = norm_factor(squares + row * ((k + SUMMED - 1) / SUMMED), k, eps);
+      const float factor = norm_factor(squares + row * ((WIDTH + SUMMED - 1) / SUMMED), WIDTH, eps);
       if (lane == 0) factors[row] = factor;
     }
+  });
   __syncthreads();
 
   int half = 0;
@@ -421,14 +411,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     Beside beside;
     if (cut == 0) beside.load(ends, first);
     float totals[ROWS][LINES] = {};
-    for (int step = 0; step < steps; step += STAGES) {
-      const bool last = step + STAGES >= steps, more = !last || tile + static_cast<int>(gridDim.x) < tiles;
+#pragma unroll 1
+    for (int step = 0; step < STEPS; step += STAGES) {
+      const bool last = step + STAGES >= STEPS, more = !last || tile + static_cast<int>(gridDim.x) < tiles;
       if (last) turn_to(tile + gridDim.x);
       const int next = last ? 0 : step + STAGES;
 #pragma unroll
       for (int stage = 0; stage < STAGES; stage++) {
-        const int group = (step + stage) * (LANES * CUTS) + of_group;
-        multiply(totals, parts[stage], rows, WHOLE ? group : min(group, groups - 1));
+        const int group = (step + stage) * STEP + of_group;
+        multiply(totals, parts[stage], rows, WHOLE ? group : min(group, GROUPS - 1));
         if (more) fetch_step(parts[stage], next + stage);
       }
     }
