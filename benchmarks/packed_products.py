@@ -1,11 +1,9 @@
 """Products with packed weights on a GPU, alone: microseconds and bytes a second, against the rate of a copy.
 
-    python benchmarks/packed_products.py [--rows 1,8,32,128] [--check]
-    python benchmarks/packed_products.py --sweep few|tiles [--rows 1] [--products o,down]
+    python benchmarks/packed_products.py [--rows 1,8,32,128] [--products o,down] [--triton] [--check]
 
 The products of a decoder layer of the 8B shape as a Q4_K_M file has them, each with the kernel that brings the rows
 into their form, in a CUDA graph over weights enough that none is found in the cache. The last line adds up a step.
---sweep times every tiling of a list in place of the one that the kernels choose, and prints the best.
 
 --check: exit 1 unless each product is as fast as its reach says.
 """
@@ -13,13 +11,9 @@ into their form, in a CUDA graph over weights enough that none is found in the c
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import get_context
-from typing import Any
 
 import torch
 from ceilings import copy_rate, milliseconds
@@ -32,7 +26,6 @@ from poot_executor.backends.triton.kernels.products import Around
 from poot_executor.backends.triton.packed import LAYOUTS, OCT, Segment, empty_segment
 
 LEAST_BYTES = 256e6  # of the weights of a graph, several times what a cache holds
-PROCESSES = 12
 # rows: milliseconds of all products of a step
 REACH = {1: 2.0, 8: 2.8, 32: 4.0, 128: 6.3}
 
@@ -114,75 +107,19 @@ def in_turn(calls: list[Callable[[], object]]) -> Callable[[], None]:
     return run
 
 
-def timed(case: Case, rows: int, segments: list[Segment], device: CudaDevice, *, triton: bool = False) -> float:
-    """Microseconds of one product."""
-    run = launches(case, rows, segments, device, triton=triton)
+def timed(run: Callable[[], None], count: int) -> float:
+    """Microseconds of one of the `count` products of a call."""
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    return milliseconds(graph.replay) * 1e3 / len(segments)
+    return float(milliseconds(graph.replay)) * 1e3 / count
 
 
 def weights(case: Case) -> list[Segment]:
     size = LAYOUTS[case.encoding].nbytes(case.n * case.k)
     return [noise(case) for _ in range(max(1, round(LEAST_BYTES / size)))]
-
-
-def few_tilings() -> Iterator[dict[str, int]]:
-    for outs, octs, stages in itertools.product((1, 2, 4, 8), (128, 256), (1, 2, 3)):
-        yield {"OUTS": outs, "OCTS": octs, "STAGES": stages}
-
-
-def tile_tilings() -> Iterator[dict[str, int]]:
-    for bn, warps in ((64, 4), (128, 4), (128, 8)):
-        for octs, stages, split in itertools.product((16, 32, 64), (1, 2, 3, 4), (1, 2, 4)):
-            yield {"bn": bn, "warps": warps, "octs": octs, "stages": stages, "split": split}
-
-
-def use(kind: str, tiling: dict[str, int], rows: int) -> None:
-    """Make the kernels take this tiling."""
-    if kind == "few":
-        for name, value in tiling.items():
-            setattr(packed_few, f"_{name}", value)
-        return
-    bm = max(16, 1 << (rows - 1).bit_length())
-    made = packed_tiles.Tiling(bm=bm, **tiling)
-    packed_tiles._tiling = lambda *args, **named: made  # type: ignore[attr-defined]
-
-
-def compile_one(job: tuple[str, dict[str, int], Case, int]) -> str:
-    """In a process of its own: run a product once, so that its kernel lies compiled on the disk."""
-    kind, tiling, case, rows = job
-    try:
-        use(kind, tiling, rows)
-        launches(case, rows, [noise(case)], CudaDevice(), triton=True)()
-        torch.cuda.synchronize()
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error)[:80]}"
-    return ""
-
-
-def sweep(kind: str, cases: list[Case], rows: list[int]) -> None:
-    tilings = list(few_tilings() if kind == "few" else tile_tilings())
-    jobs = [(kind, tiling, case, n) for case in cases for n in rows for tiling in tilings]
-    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
-        wrong = list(pool.map(compile_one, jobs, chunksize=8))
-    device = CudaDevice()
-    for case in cases:
-        held = weights(case)
-        for n in rows:
-            found: list[tuple[float, Any]] = []
-            for job, why in zip(jobs, wrong, strict=True):
-                if job[2:] == (case, n) and not why:
-                    use(kind, job[1], n)
-                    found.append((timed(case, n, held, device, triton=True), tuple(job[1].values())))
-            found.sort()
-            best = ", ".join(f"{us:.1f} {tiling}" for us, tiling in found[:6])
-            print(f"{case.name:8} {n:4} rows: {best}; worst {found[-1][0]:.1f}", flush=True)
-        del held
-        torch.cuda.empty_cache()
 
 
 def table(cases: list[Case], rows: list[int], *, triton: bool) -> bool:
@@ -192,7 +129,7 @@ def table(cases: list[Case], rows: list[int], *, triton: bool) -> bool:
     for case in cases:
         held, size = weights(case), LAYOUTS[case.encoding].nbytes(case.n * case.k)
         for n in rows:
-            us = timed(case, n, held, device, triton=triton)
+            us = timed(launches(case, n, held, device, triton=triton), len(held))
             sums[n] += us * case.count / 1e3
             told = f"{size / us / 1e6:5.2f} TB/s, {size / us * 1e6 / rate:.3f} of a copy"
             told += f", {2 * n * case.n * case.k / us / 1e6:6.1f} TFLOP/s"
@@ -212,16 +149,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="1,2,4,8,16,32,64,128,256,512,2048", help="with commas between")
     parser.add_argument("--products", default=",".join(case.name for case in CASES))
-    parser.add_argument("--sweep", choices=("few", "tiles"), default=None)
     parser.add_argument("--triton", action="store_true", help="not by the device's own kernels")
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     rows = [int(n) for n in arguments.rows.split(",")]
     cases = [case for case in CASES if case.name in arguments.products.split(",")]
-    if arguments.sweep:
-        sweep(arguments.sweep, cases, rows)
-        return 0
     return int(not table(cases, rows, triton=arguments.triton) and arguments.check)
 
 

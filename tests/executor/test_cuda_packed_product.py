@@ -79,9 +79,11 @@ def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found.double() - wanted).norm() / wanted.norm())
 
 
+@pytest.mark.parametrize("rows", [5, 50])
 @pytest.mark.parametrize("name", list(LAYOUTS))
-def test_codes_of_every_layout(name: str) -> None:
-    around, wanted = run(Case(name, 5, 72, 512 if name.endswith("K") else 576))
+def test_codes_of_every_layout(name: str, rows: int) -> None:
+    """5 rows by mma.m16n8k16, 50 by the asynchronous matrix unit."""
+    around, wanted = run(Case(name, rows, 72, 512 if name.endswith("K") else 576))
     assert off(around.out, wanted) < TOLERANCE
 
 
@@ -90,6 +92,8 @@ CASES = [
     Case("Q6_K", 33, 80, 1024, gate="silu", normed=True),
     Case("Q5_0", 130, 40, 320, gate="gelu_tanh", normed=True),
     Case("Q8_0", 70, 128, 320, bias=True),
+    Case("Q4_1", 40, 66, 192, bias=True, out=torch.float32, how=Tiling(64, 4, 1, 1, 128, 2, wide=True, resident=2)),
+    Case("Q5_1", 20, 72, 320, gate="silu", how=Tiling(32, 2, 2, 4, 256, 3)),
 ]
 
 
@@ -103,6 +107,7 @@ def test_what_is_around_a_product(case: Case) -> None:
     "case",
     [
         Case("Q4_K", 20, 100, 2048, residual=True),
+        Case("Q6_K", 100, 130, 1024, residual=True),
         Case("Q4_1", 3, 130, 64, residual=True, bias=True, how=Tiling(8, 8, 1, 1, 128, 2)),
     ],
     ids=str,
@@ -119,8 +124,9 @@ def test_the_sum_with_a_residual_and_the_norm_that_is_put_off(case: Case) -> Non
     torch.testing.assert_close(around.sums.double(), squares, rtol=1e-6, atol=1e-6)
 
 
-def test_results_do_not_depend_on_who_comes_first() -> None:
-    case = Case("Q4_K", 9, 64, 2048, residual=True)
+@pytest.mark.parametrize("rows", [9, 40])
+def test_results_do_not_depend_on_who_comes_first(rows: int) -> None:
+    case = Case("Q4_K", rows, 64, 2048, residual=True)
     (forward, _), (backward, _) = run(case), run(case, backwards=True)
     for one, other in ((forward.out, backward.out), (forward.sums, backward.sums), (forward.scaled, backward.scaled)):
         assert one is not None
