@@ -56,7 +56,7 @@ namespace {
 
 constexpr unsigned LANES = 32, MOST_THREADS = 1024, MOST_COPIES = 512, MOST_RANGES = 64;
 constexpr unsigned long MOST_FRESH_LOADS = 1ul << 24;  // of a block; blocks do not run at the same time
-constexpr std::size_t STACK = 256 << 10, PAGE = 4096;
+constexpr std::size_t STACK = 256 << 10, GUARD = 4096;
 constexpr int POISON = 0xCB;
 
 // ---- fibers -----------------------------------------------------------------------------------------------------
@@ -147,6 +147,7 @@ std::size_t shared_bytes = 0;
 Range ranges[MOST_RANGES];
 unsigned range_count = 0;
 unsigned long fresh_loads = 0;
+unsigned short first_barrier[4];  // of sync_first, as in shared memory
 void (*body)() = nullptr;
 bool failed = false;
 char message[600];
@@ -533,23 +534,44 @@ inline void depend_wait() {}
 inline void depend_launch() {}
 inline void fetch_ahead(const void*) {}
 
+// The two rows of a (16, 16) that a lane has results of.
+inline void cuda_on_host_rows(const unsigned (&a)[4], float (&rows)[2][16]) {
+    const int first = static_cast<int>(threadIdx.x % 32 / 4 * 4);
+    for (int t = 0; t < 4; ++t)
+        for (int i = 0; i < 4; ++i) {
+            unsigned pair = __shfl_sync(0xFFFFFFFFu, a[i], first + t);
+            for (int half = 0; half < 2; ++half)
+                rows[i % 2][i / 2 * 8 + 2 * t + half] = from_bf16(static_cast<unsigned short>(pair >> (16 * half)));
+        }
+}
+
 // Asynchronous products of a warpgroup, each at once. A lane's rows are its warp's, so warps need not wait for each other.
 template <int COUNT>
 void multiply_async(float (&c)[COUNT], const unsigned (&a)[4], const unsigned char* tile, int slab) {
     if ((tile - on_host::shared) % 1024) on_host::fail("a tile that is not aligned to 1024 bytes, in multiply_async");
     const unsigned lane = threadIdx.x % 32;
     float rows[2][16];
-    for (unsigned t = 0; t < 4; ++t)
-        for (unsigned i = 0; i < 4; ++i) {
-            unsigned pair = __shfl_sync(0xFFFFFFFFu, a[i], static_cast<int>(lane / 4 * 4 + t));
-            for (unsigned half = 0; half < 2; ++half)
-                rows[i % 2][i / 2 * 8 + 2 * t + half] = from_bf16(static_cast<unsigned short>(pair >> (16 * half)));
-        }
+    cuda_on_host_rows(a, rows);
     for (int i = 0; i < COUNT; ++i) {
         int column = i / 4 * 8 + static_cast<int>(lane % 4) * 2 + i % 2;
         for (int k = 0; k < 16; ++k) {
             const unsigned char* at = tile + column * 128 + (((slab * 2 + k / 8) ^ (column & 7)) * 16) + k % 8 * 2;
             c[i] += rows[i / 2 % 2][k] * from_bf16(*reinterpret_cast<const unsigned short*>(at));
+        }
+    }
+}
+template <int COUNT>
+void multiply_async_rows(float (&c)[COUNT], const unsigned (&a)[4], const unsigned char* tile, int slab, int stride) {
+    if ((tile - on_host::shared) % 1024) on_host::fail("a tile that is not aligned to 1024 bytes, in multiply_async_rows");
+    const unsigned lane = threadIdx.x % 32;
+    float rows[2][16];
+    cuda_on_host_rows(a, rows);
+    for (int i = 0; i < COUNT; ++i) {
+        int column = i / 4 * 8 + static_cast<int>(lane % 4) * 2 + i % 2;
+        for (int k = 0; k < 16; ++k) {
+            int row = slab * 16 + k;
+            const unsigned char* at = tile + column / 64 * stride + row * 128 + ((column % 64 / 8) ^ (row & 7)) * 16;
+            c[i] += rows[i / 2 % 2][k] * from_bf16(*reinterpret_cast<const unsigned short*>(at + column % 8 * 2));
         }
     }
 }
@@ -583,7 +605,15 @@ inline void barrier_wait(void* barrier, unsigned parity) {
     on_host::now->state = on_host::State::BARRIER;
     on_host::leave();
 }
-template <int COUNT> void sync_first() { __syncthreads(); }  // others have returned
+template <int COUNT> void sync_first() {
+    unsigned short* words = on_host::first_barrier;
+    if (!words[1]) words[0] = words[1] = COUNT;
+    if (words[1] != COUNT) on_host::fail("sync_first of %u threads and of %u", static_cast<unsigned>(words[1]), COUNT);
+    const unsigned parity = words[2] % 2;
+    barrier_arrive(words);
+    barrier_wait(words, parity);
+}
+inline float power_of_two(float exponent) { return exp2f(exponent); }
 inline unsigned in_register(unsigned value) { return value; }
 inline int dot_bytes(unsigned a, unsigned b, int c) {
     for (int i = 0; i < 4; i++)
@@ -629,6 +659,7 @@ void enter() {
 CUDA_ON_HOST_PLAIN void start_block(unsigned threads) {
     std::memset(shared, POISON, shared_bytes);
     fresh_loads = 0;
+    std::memset(first_barrier, 0, sizeof first_barrier);
     for (unsigned i = 0; i < threads; i++) {
         Fiber& fiber = fibers[i];
         fiber.state = State::READY;
@@ -638,7 +669,7 @@ CUDA_ON_HOST_PLAIN void start_block(unsigned threads) {
         fiber.oldest = fiber.pending = fiber.group = 0;
         warps[i / LANES] = {0, ""};
         // The lowest page is a guard. Stacks begin at different places, so that they share no cache set.
-        unsigned char* low = stacks + i * STACK + PAGE;
+        unsigned char* low = stacks + i * STACK + GUARD;
         prepare(fiber.context, low, stacks + (i + 1) * STACK - i % 61 * 320, enter);
     }
 }
@@ -708,7 +739,7 @@ struct Memory {
                            -1, 0);
         if (found == MAP_FAILED) return false;
         stacks = static_cast<unsigned char*>(found);
-        for (unsigned i = 0; i < threads; i++) mprotect(stacks + i * STACK, PAGE, PROT_NONE);
+        for (unsigned i = 0; i < threads; i++) mprotect(stacks + i * STACK, GUARD, PROT_NONE);
         // 16 bytes past a multiple of 128: a kernel may count on no more than it asks for.
         base = static_cast<unsigned char*>(std::aligned_alloc(128, (bytes + 16 + 127) / 128 * 128));
         shared = base + 16;

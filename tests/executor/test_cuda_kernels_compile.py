@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from poot_executor.backends.cuda import nvrtc, packed_dot, packed_product, programs
+from poot_executor.backends.cuda import attend_prompt, nvrtc, packed_dot, packed_product, programs
 from poot_executor.backends.cuda.packed_product import Tiling
+from poot_executor.backends.triton.kernels.items import Attended
 from poot_executor.backends.triton.kernels.products import Around
 from poot_executor.backends.triton.packed import LAYOUTS, Segment, empty_segment
+from poot_executor.ops import PagedAttention
 
 try:
     nvrtc.version()
@@ -80,3 +82,13 @@ def test_a_block_is_launched_with_the_registers_that_its_warps_share_out(
     ]
     images = programs.compile_all(made, (9, 0))
     assert {usage(image, tmp_path)[0] for image in images} == {launched}
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_attention_of_prompts_has_its_registers_and_spills_none(width: int, tmp_path: Path) -> None:
+    q, pool = torch.empty(512, 8, width).bfloat16(), torch.empty(64, 2, width).bfloat16()
+    made = []
+    for window, softcap, sinks, splits in ((None, None, False, 1), (4096, 30.0, True, 8)):
+        op = PagedAttention(0.1, 16, window, softcap=softcap, sinks=sinks, tile=32, splits=splits)
+        made.append(attend_prompt.program(Attended(op, q, pool, pool, (), ()), pdl=True))
+    assert {usage(image, tmp_path) for image in programs.compile_all(made, (9, 0))} == {(168, 0)}

@@ -10,11 +10,13 @@ from functools import cache
 
 import torch
 
-from poot_executor.backends.cuda import nvml, nvrtc, packed_dot, packed_product
+from poot_executor.backends.cuda import attend_prompt, nvml, nvrtc, packed_dot, packed_product
+from poot_executor.backends.cuda.attend_check import agrees
 from poot_executor.backends.cuda.driver import Argument, load
 from poot_executor.backends.cuda.programs import Program, cubin
 from poot_executor.backends.triton.graphs import GraphDevice
 from poot_executor.backends.triton.kernels import TRITON_KERNELS
+from poot_executor.backends.triton.kernels.items import Attended
 from poot_executor.backends.triton.kernels.products import Around
 from poot_executor.backends.triton.packed import Segment
 
@@ -38,6 +40,7 @@ class CudaDevice(GraphDevice):
         self.pdl = properties.major >= 9
         self._capability = properties.major, properties.minor
         self.wide = self._capability == (9, 0)
+        self._agree: dict[Program, bool] = {}
         self._compilers = ThreadPoolExecutor(os.cpu_count() or 1, "compile") if self._compiles() else None
         if properties.major < 9:
             self.kernels = TRITON_KERNELS
@@ -71,6 +74,14 @@ class CudaDevice(GraphDevice):
         if len(x) <= rows:
             return packed_dot.packed_dot(x, segment, around, self)
         return packed_product.packed_product(x, segment, around, parts, self)
+
+    def attend_prompt(self, it: Attended) -> Callable[[], object] | None:
+        if self._compilers is None or not self.wide or not attend_prompt.accepts(it):
+            return None
+        program = attend_prompt.program(it, pdl=self.pdl)
+        if program not in self._agree:
+            self._agree[program] = agrees(it, lambda small: attend_prompt.attend_prompt(small, self))
+        return attend_prompt.attend_prompt(it, self) if self._agree[program] else None
 
     def _compiles(self) -> bool:
         """Whether kernels in CUDA C++ can be had: else Triton's, which are slower, do the same."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from poot_executor.backends.triton.kernels import FEW_ROWS_KERNELS, TRITON_KERNELS
+from poot_executor.backends.triton.kernels.items import Attended
 from poot_executor.backends.triton.kernels.kernel import TORCH_TYPES, UNBOUNDED
 from poot_executor.backends.triton.kernels.plan import most_splits, queries
 from poot_executor.backends.triton.kernels.products import Around
@@ -121,6 +122,10 @@ class TritonDevice:
 
         `parts`: room for float32 results.
         """
+        return None
+
+    def attend_prompt(self, it: Attended) -> Callable[[], object] | None:
+        """The launch of a prompt's attention by a kernel of the device's own, if it has one."""
         return None
 
     def synchronize(self) -> None:

@@ -13,6 +13,7 @@
 #define LINES (64 * GROUPS)
 #define CUTS 1
 #include "packed_frame.cuh"
+#include "slots.cuh"
 
 static_assert(DEPTH == 128 && (COLUMNS == 64 || COLUMNS == 128), "tiles are 64 or 128 rows of 128 bytes");
 
@@ -85,20 +86,6 @@ struct Sums {
   }
 };
 
-// The stages of a block: slots of shared memory in turn.
-struct Slots {
-  unsigned char *shared, *barriers;
-  int slot = 0;
-  unsigned parity = 0;
-
-  __device__ __forceinline__ unsigned char* stage() const { return shared + slot * STAGE; }
-  __device__ __forceinline__ void* full() const { return barriers + slot * 16; }
-  __device__ __forceinline__ void* empty() const { return barriers + slot * 16 + 8; }
-  __device__ __forceinline__ void next() {
-    if (++slot == STAGES) slot = 0, parity ^= 1;
-  }
-};
-
 __device__ __forceinline__ void copy_all(Slots slots, const unsigned char* x, const unsigned char* low,
                                          const unsigned char* high, const unsigned char* scale,
                                          const unsigned char* unit, const Place& at, int rows, int begin, int steps) {
@@ -128,10 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + COPIERS, RESIDENT) packed
   const Place at PRODUCT_PLACE;
   const int begin = at.part * span, steps = (min(begin + span, k) - begin + DEPTH - 1) / DEPTH;
   Slots slots{shared, shared + BARRIERS_AT};
-  if (threadIdx.x < STAGES) {
-    barrier_init(slots.barriers + threadIdx.x * 16, COPIERS);
-    barrier_init(slots.barriers + threadIdx.x * 16 + 8, THREADS / 32);
-  }
+  if (threadIdx.x == 0) slots.begin(COPIERS, THREADS / 32);
   __syncthreads();
   // The next kernel may start at once: while this one streams weights there is room for blocks that wait.
   if (PDL) depend_launch();
@@ -149,8 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + COPIERS, RESIDENT) packed
       barrier_wait(slots.full(), slots.parity);
       fence_async();
       products.multiply(slots.stage());
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) barrier_arrive(slots.empty());
+      slots.leave();
       slots.next();
     }
     sync_first<THREADS>();

@@ -150,6 +150,8 @@ class PromptAttentionKernel(PagedAttentionKernel):
 
     def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
         it = Attended.of(site, operands)
+        if (own := device.attend_prompt(it)) is not None:
+            return own  # type: ignore[no-any-return]
         keys, warps, stages, programs = shape(it.rows, it.wide)
         most = stages_within(device.shared // programs, keys, it.wide, it.rows, it.q.element_size())
         stages = min(stages, most) if device.ahead else 1
