@@ -83,6 +83,11 @@ class CudaDevice(GraphDevice):
             self._agree[program] = agrees(it, lambda small: attend_prompt.attend_prompt(small, self))
         return attend_prompt.attend_prompt(it, self) if self._agree[program] else None
 
+    def close(self) -> None:
+        if self._compilers is not None:
+            self._compilers.shutdown(wait=False, cancel_futures=True)
+        super().close()
+
     def _compiles(self) -> bool:
         """Whether kernels in CUDA C++ can be had: else Triton's, which are slower, do the same."""
         if self._capability < _LEAST_CAPABILITY:

@@ -26,39 +26,39 @@ struct Sums {
     const int lane = threadIdx.x % 32, quad = lane / 4, t = lane % 4;
     const int warp = threadIdx.x / 32, first = warp % LINE_WARPS * TILES * 16 + quad, cut = warp / LINE_WARPS;
     unsigned unit[TILES][2];
-  #pragma unroll
+#pragma unroll
     for (int m = 0; m < TILES; m++)
-  #pragma unroll
+#pragma unroll
       for (int half = 0; half < 2; half++) {
         const unsigned char* at = stage + UNIT_AT + (first + m * 16 + half * 8) * Unit::ROW;
         unit[m][half] = MULTIPLES ? *reinterpret_cast<const unsigned*>(at) : 0;
       }
     constexpr int QUADS = DEPTH / 128 / CUTS;
-  #pragma unroll
+#pragma unroll
     for (int i = 0; i < QUADS; i++) {
       const int group = (cut * QUADS + i) * 4 + t;
       Group<LOW_BITS> low[TILES][2];
       Group<HIGH_BITS ? HIGH_BITS : 1> high[TILES][2];
       unsigned size[TILES][2][32 / GROUP], least[TILES][2][32 / GROUP];
-  #pragma unroll
+#pragma unroll
       for (int m = 0; m < TILES; m++)
-  #pragma unroll
+#pragma unroll
         for (int half = 0; half < 2; half++) {
           const int line = first + m * 16 + half * 8;
           low[m][half].load(stage + LOW_AT + Low::place(line, group * 4 * LOW_BITS));
           if (HIGH_BITS) high[m][half].load(stage + HIGH_AT + High::place(line, group * 4 * HIGH_BITS));
-  #pragma unroll
+#pragma unroll
           for (int s = 0; s < 32 / GROUP; s++)
             spread_scale(scale_pair(stage + SCALE_AT + line * Scale::ROW + (group * (32 / GROUP) + s) * SCALE_BYTES,
                                     unit[m][half]),
                          size[m][half][s], least[m][half][s]);
         }
-  #pragma unroll
+#pragma unroll
       for (int oct = 0; oct < 4; oct++) {
         unsigned a[TILES][2][4];
-  #pragma unroll
+#pragma unroll
         for (int m = 0; m < TILES; m++)
-  #pragma unroll
+#pragma unroll
           for (int half = 0; half < 2; half++) {
             unsigned w[4];
             const int s = oct * 8 / GROUP;
@@ -69,10 +69,10 @@ struct Sums {
             a[m][1][half] = w[2];
             a[m][1][2 + half] = w[3];
           }
-  #pragma unroll
+#pragma unroll
         for (int j = 0; j < NTILES; j++) {
           uint4 b = *reinterpret_cast<const uint4*>(stage + x_place(j * 8 + quad, group * 4 + oct));
-  #pragma unroll
+#pragma unroll
           for (int m = 0; m < TILES; m++) {
             mma_bf16(sums[m][j], a[m][0], b.x, b.y);
             mma_bf16(sums[m][j], a[m][1], b.z, b.w);
@@ -85,11 +85,11 @@ struct Sums {
   __device__ __forceinline__ void keep(float* results) const {
     const int lane = threadIdx.x % 32, quad = lane / 4, t = lane % 4;
     const int warp = threadIdx.x / 32, first = warp % LINE_WARPS * TILES * 16 + quad, cut = warp / LINE_WARPS;
-  #pragma unroll
+#pragma unroll
     for (int m = 0; m < TILES; m++)
-  #pragma unroll
+#pragma unroll
       for (int j = 0; j < NTILES; j++)
-  #pragma unroll
+#pragma unroll
         for (int i = 0; i < 4; i++)
           results[(cut * COLUMNS + j * 8 + 2 * t + i % 2) * RESULT_PITCH + first + m * 16 + i / 2 * 8] = sums[m][j][i];
   }
