@@ -5,7 +5,7 @@ Rows are whole numbers that no quantisation changes, so results must be as good 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf, nan
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 from cuda_host_device import HostDevice
 from cuda_on_host import compiler
+from cuda_products import Case, check_residual, surround
 
 from poot_executor.backends.cuda.packed_dot import MOST_ROWS, Tiling, most_rows, packed_dot, tiling
 from poot_executor.backends.triton.kernels.products import Around
@@ -23,6 +24,7 @@ from poot_executor.kernels import WeightForm
 from poot_executor.ops.linear import weight_noise
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++ to compile kernels with")
+FLOAT = torch.float32
 SMALL = Tiling(lanes=8, outs=2, cuts=1, warps=2, stages=2)
 
 
@@ -30,22 +32,6 @@ class Device(HostDevice):
     """Of so few multiprocessors that a block has several turns."""
 
     processors = 2
-
-
-@dataclass(frozen=True)
-class Case:
-    """A product of rows (rows, k) with (n, k)."""
-
-    name: str
-    rows: int
-    n: int
-    k: int
-    gate: str | None = None
-    normed: bool = False
-    residual: bool = False
-    bias: bool = False
-    how: Tiling = SMALL
-    scale: float = 1.0
 
 
 def whole_rows(case: Case, generator: torch.Generator) -> torch.Tensor:
@@ -67,33 +53,16 @@ def run(case: Case, *, backwards: bool = False, x: torch.Tensor | None = None) -
     wide = torch.full((rows, k + 8), nan, dtype=torch.bfloat16)
     wide[:, :k] = whole_rows(case, generator) if x is None else x
     x = wide[:, :k]
-    out = torch.full((rows, n + 3), nan, dtype=torch.bfloat16 if case.residual else torch.float32)
-    around = Around(out if case.residual else out[:, :n], gate=case.gate)
-    wanted = x.double() @ dequantise(source).double().T
-    if case.normed:
-        squares = torch.rand(rows, -(-k // 64), generator=generator) * 1e4
-        around = replace(around, squares=squares, eps=1e-5)
-        wanted /= torch.sqrt(squares.double().sum(1) / k + 1e-5)[:, None]
-    if case.bias:
-        around = replace(around, bias=torch.randn(n, generator=generator))
-        assert around.bias is not None
-        wanted += around.bias
-    if case.gate:
-        inner, up = wanted[:, :n], wanted[:, n:]
-        silu = case.gate == "silu"
-        wanted = up * (torch.nn.functional.silu(inner) if silu else torch.nn.functional.gelu(inner, approximate="tanh"))
-    if case.residual:
-        residual, gain = torch.randn(rows, n, generator=generator).bfloat16(), torch.randn(n, generator=generator)
-        scaled, sums = torch.full((rows, n), nan).bfloat16(), torch.full((rows, -(-n // 64)), nan)
-        around = replace(around, out=torch.full((rows, n), nan).bfloat16(), residual=residual, gain=gain, offset=1.0)
-        around = replace(around, scaled=scaled, sums=sums)
-        wanted += residual
-    launch = packed_dot(x, segment, around, device, how=case.how)
+    out = torch.full((rows, n if case.residual else n + 3), nan, dtype=case.out)
+    around, wanted = surround(case, Around(out[:, :n]), x.double() @ dequantise(source).double().T, generator)
+    how = case.how or SMALL
+    assert isinstance(how, Tiling)
+    launch = packed_dot(x, segment, around, device, how=how)
     launch()
     first = around.out.clone()
     launch()  # locks are as they were
     assert torch.equal(first.nan_to_num(), around.out.nan_to_num())
-    assert case.residual or out[:, n:].isnan().all()
+    assert out[:, n:].isnan().all()
     return around, wanted
 
 
@@ -103,16 +72,29 @@ def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("name", list(LAYOUTS))
 def test_codes_of_every_layout(name: str) -> None:
-    around, wanted = run(Case(name, 2, 50, 768 if name.endswith("K") else 576))
+    around, wanted = run(Case(name, 2, 50, 768 if name.endswith("K") else 576, out=FLOAT))
     assert off(around.out, wanted) < 1e-6
 
 
 CASES = [
-    Case("Q4_K", 1, 128, 2048, bias=True, how=Tiling(32, 1, 2, 4, 1)),
-    Case("Q6_K", 3, 21, 512, gate="silu", normed=True, scale=2.0**-7, how=Tiling(16, 2, 1, 2, 2)),
-    Case("Q5_0", 4, 40, 320, gate="gelu_tanh", normed=True, scale=2.0**-7, how=Tiling(8, 1, 2, 4, 2)),
-    Case("Q4_K", 4, 9, 256, scale=2.0**-100),
-    Case("Q8_0", 8, 10, 64, bias=True, how=Tiling(4, 1, 1, 1, 4)),
+    Case("Q4_K", 1, 128, 2048, bias=True, out=FLOAT, how=Tiling(32, 1, 2, 4, 1)),
+    Case(
+        "Q6_K", 3, 21, 512, gate="silu", normed=True, out=FLOAT, squares=1e4, scale=2.0**-7, how=Tiling(16, 2, 1, 2, 2)
+    ),
+    Case(
+        "Q5_0",
+        4,
+        40,
+        320,
+        gate="gelu_tanh",
+        normed=True,
+        out=FLOAT,
+        squares=1e4,
+        scale=2.0**-7,
+        how=Tiling(8, 1, 2, 4, 2),
+    ),
+    Case("Q4_K", 4, 9, 256, out=FLOAT, scale=2.0**-100),
+    Case("Q8_0", 8, 10, 64, bias=True, out=FLOAT, how=Tiling(4, 1, 1, 1, 4)),
 ]
 
 
@@ -123,7 +105,7 @@ def test_what_is_around_a_product(case: Case) -> None:
 
 
 SUMMED = [
-    Case("Q4_K", 1, 200, 512, residual=True, normed=True),
+    Case("Q4_K", 1, 200, 512, residual=True, normed=True, squares=1e4),
     Case("Q4_1", 3, 130, 64, residual=True, bias=True, how=Tiling(32, 1, 1, 2, 1)),
     Case("Q3_K", 2, 64, 1024, residual=True, how=Tiling(8, 2, 2, 4, 2)),
 ]
@@ -133,13 +115,7 @@ SUMMED = [
 def test_the_sum_with_a_residual_and_the_norm_that_is_put_off(case: Case) -> None:
     around, wanted = run(case)
     assert off(around.out, wanted) < 2**-8
-    kept = around.out.double()
-    assert around.scaled is not None
-    assert around.gain is not None
-    assert off(around.scaled, kept * (around.gain + 1.0)) < 2**-8
-    squares = torch.nn.functional.pad(kept * kept, (0, -case.n % 64)).view(case.rows, -1, 64).sum(2)
-    assert around.sums is not None
-    torch.testing.assert_close(around.sums.double(), squares, rtol=1e-6, atol=1e-6)
+    check_residual(case, around)
 
 
 def test_results_do_not_depend_on_who_comes_first() -> None:
@@ -152,7 +128,7 @@ def test_results_do_not_depend_on_who_comes_first() -> None:
 
 def test_rounding_is_to_the_nearest_step_of_a_group() -> None:
     """Rows of random numbers: as those that are rounded beforehand."""
-    case = Case("Q4_0", 2, 16, 128)
+    case = Case("Q4_0", 2, 16, 128, out=FLOAT)
     x = torch.randn(2, 128, generator=torch.Generator().manual_seed(3)).bfloat16()
     groups = x.double().view(2, -1, 32)
     step = groups.abs().amax(2, keepdim=True) / 127
@@ -168,7 +144,7 @@ def test_rounding_is_to_the_nearest_step_of_a_group() -> None:
 @pytest.mark.parametrize("largest", [1e-40, inf, nan])
 def test_a_group_without_a_step(name: str, largest: float) -> None:
     """Numbers too small for their step to have an inverse are zeros; infinite ones are a row's end, and no others'."""
-    case = Case(name, 2, 16, 512)
+    case = Case(name, 2, 16, 512, out=FLOAT)
     x = torch.zeros(2, 512).bfloat16()
     x[0, 32:64], x[0, 40], x[1] = largest, -largest, 1.0
     around, wanted = run(case, x=x)

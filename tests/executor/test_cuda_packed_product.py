@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import pytest
 import torch
 from cuda_host_device import HostDevice
 from cuda_on_host import compiler
+from cuda_products import Case, check_residual, surround
 
 from poot_executor.backends.cuda.packed_product import Tiling, packed_product, parts_bytes, tiling
 from poot_executor.backends.triton.kernels.products import Around
@@ -22,22 +21,6 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++ to compile ke
 TOLERANCE = 6e-3
 
 
-@dataclass(frozen=True)
-class Case:
-    """A product of rows (rows, k) with (n, k)."""
-
-    name: str
-    rows: int
-    n: int
-    k: int
-    gate: str | None = None
-    normed: bool = False
-    residual: bool = False
-    bias: bool = False
-    out: torch.dtype = torch.bfloat16
-    how: Tiling | None = None
-
-
 def run(case: Case, *, backwards: bool = False) -> tuple[Around, torch.Tensor]:
     """What the kernel made, and the product by the definition."""
     generator = torch.Generator().manual_seed(case.rows)
@@ -47,26 +30,10 @@ def run(case: Case, *, backwards: bool = False) -> tuple[Around, torch.Tensor]:
     device.backwards = backwards
     (segment,) = device.hold(WeightForm("packed", ("w",), 0), [source])
     x = torch.randn(rows, k, generator=generator).bfloat16()
-    around = Around(torch.full((rows, n), torch.nan, dtype=case.out), gate=case.gate)
-    wanted = x.double() @ dequantise(source).double().T
-    if case.normed:
-        squares = torch.rand(rows, -(-k // 64), generator=generator)
-        around = replace(around, squares=squares, eps=1e-5)
-        wanted /= torch.sqrt(squares.double().sum(1) / k + 1e-5)[:, None]
-    if case.bias:
-        around = replace(around, bias=torch.randn(n, generator=generator))
-        assert around.bias is not None
-        wanted += around.bias
-    if case.gate:
-        inner, up = wanted[:, :n], wanted[:, n:]
-        silu = case.gate == "silu"
-        wanted = up * (torch.nn.functional.silu(inner) if silu else torch.nn.functional.gelu(inner, approximate="tanh"))
-    if case.residual:
-        residual, gain = torch.randn(rows, n, generator=generator).bfloat16(), torch.randn(n, generator=generator)
-        scaled, sums = torch.full((rows, n), torch.nan).bfloat16(), torch.full((rows, -(-n // 64)), torch.nan)
-        around = replace(around, residual=residual, gain=gain, offset=1.0, scaled=scaled, sums=sums)
-        wanted += residual
+    around = Around(torch.full((rows, n), torch.nan, dtype=case.out))
+    around, wanted = surround(case, around, x.double() @ dequantise(source).double().T, generator)
     parts = torch.full((parts_bytes(rows, n, k) // 4,), torch.nan)
+    assert case.how is None or isinstance(case.how, Tiling)
     launch = packed_product(x, segment, around, parts, device, how=case.how)
     launch()
     first = around.out.clone()
@@ -115,13 +82,7 @@ def test_what_is_around_a_product(case: Case) -> None:
 def test_the_sum_with_a_residual_and_the_norm_that_is_put_off(case: Case) -> None:
     around, wanted = run(case)
     assert off(around.out, wanted) < TOLERANCE
-    kept = around.out.double()
-    assert around.scaled is not None
-    assert around.gain is not None
-    assert off(around.scaled, kept * (around.gain + 1.0)) < 2**-8
-    squares = torch.nn.functional.pad(kept * kept, (0, -case.n % 64)).view(case.rows, -1, 64).sum(2)
-    assert around.sums is not None
-    torch.testing.assert_close(around.sums.double(), squares, rtol=1e-6, atol=1e-6)
+    check_residual(case, around)
 
 
 @pytest.mark.parametrize("rows", [9, 40])

@@ -185,102 +185,58 @@ __device__ __forceinline__ void sync_first() {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Asynchronous products of a warpgroup: c (64, N) += a (64, 16) * b, without waiting, c being N / 2 numbers of a thread.
-// A warp has 16 rows, fragments are those of mma.m16n8k16, of N / 8 times eight columns. b is columns 16 `slab` on of a
-// tile of N rows of 128 bytes, in which chunks of 16 bytes have changed places by exclusive or with the row modulo 8; it
-// is aligned to 1024 bytes.
-__device__ __forceinline__ unsigned long long tile_descriptor(const unsigned char* tile, int slab) {
-  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(tile)) + slab * 32;
-  // Address / 16; 1024 bytes from eight rows to the next eight; swizzle of 128 bytes.
-  return (at & 0x3FFFFu) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
+// A warp has 16 rows, fragments are those of mma.m16n8k16, of N / 8 times eight columns. b is in shared memory, in rows of
+// 128 bytes, in which chunks of 16 bytes have changed places by exclusive or with the row modulo 8; tiles of such rows
+// are aligned to 1024 bytes.
+//
+// `multiply_async`: rows are N columns of b, of which slab i is elements 16 i to 16 i + 15.
+// `multiply_async_rows`: a tile's rows are 64 columns each of slab i's rows 16 i to 16 i + 15 of b; the next 64 are
+// `stride` bytes away.
+
+// A descriptor: address / 16; `stride`, in bytes; 1024 bytes from eight rows to the next eight; swizzle of 128 bytes.
+__device__ __forceinline__ unsigned long long tile_descriptor(const unsigned char* tile, int offset, int stride) {
+  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(tile)) + offset;
+  return (at & 0x3FFFFu) >> 4 | static_cast<unsigned long long>(stride >> 4) << 16 | 64ull << 32 | 1ull << 62;
 }
+
+// The numbers of c as operands, and their places.
+#define FOUR_OF(c, i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+#define SIXTEEN_OF(c, i) FOUR_OF(c, i), FOUR_OF(c, i + 4), FOUR_OF(c, i + 8), FOUR_OF(c, i + 12)
+#define OPERANDS_32(c) SIXTEEN_OF(c, 0), SIXTEEN_OF(c, 16)
+#define OPERANDS_64(c) OPERANDS_32(c), SIXTEEN_OF(c, 32), SIXTEEN_OF(c, 48)
+#define PLACES_32 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define PLACES_64 \
+  PLACES_32 ", " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+#define MULTIPLY_ASYNC(N, COUNT, TURNED, A, B, DESCRIPTOR)                                      \
+  asm volatile(                                                                                 \
+      "{.reg .pred add; setp.ne.b32 add, 1, 0; wgmma.mma_async.sync.aligned.m64n" #N            \
+      "k16.f32.bf16.bf16 {" PLACES_##COUNT "}, " A ", " B ", add, 1, 1, " #TURNED ";}"          \
+      : OPERANDS_##COUNT(c)                                                                     \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(DESCRIPTOR))
 
 __device__ __forceinline__ void multiply_async(float (&c)[32], const unsigned (&a)[4], const unsigned char* tile,
                                                int slab) {
-  asm volatile(
-      "{.reg .pred add; setp.ne.b32 add, 1, 0; "
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, %36, add, 1, 1, 0;}"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]),
-        "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]),
-        "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]),
-        "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-        "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
-        "+f"(c[30]), "+f"(c[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile_descriptor(tile, slab)));
+  MULTIPLY_ASYNC(64, 32, 0, "{%32, %33, %34, %35}", "%36", tile_descriptor(tile, slab * 32, 16));
 }
 
 __device__ __forceinline__ void multiply_async(float (&c)[64], const unsigned (&a)[4], const unsigned char* tile,
                                                int slab) {
-  asm volatile(
-      "{.reg .pred add; setp.ne.b32 add, 1, 0; "
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "{%64, %65, %66, %67}, %68, add, 1, 1, 0;}"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]),
-        "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]),
-        "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]),
-        "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-        "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
-        "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]),
-        "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]),
-        "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]),
-        "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]),
-        "+f"(c[54]), "+f"(c[55]), "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]),
-        "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile_descriptor(tile, slab)));
-}
-
-// The same with b the other way around: rows 16 `slab` on of tiles whose rows of 128 bytes are 64 columns of b each, tiles
-// `stride` bytes apart.
-__device__ __forceinline__ unsigned long long rows_descriptor(const unsigned char* tile, int slab, int stride) {
-  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(tile)) + slab * 2048;
-  return (at & 0x3FFFFu) >> 4 | static_cast<unsigned long long>(stride >> 4) << 16 | 64ull << 32 | 1ull << 62;
+  MULTIPLY_ASYNC(128, 64, 0, "{%64, %65, %66, %67}", "%68", tile_descriptor(tile, slab * 32, 16));
 }
 
 __device__ __forceinline__ void multiply_async_rows(float (&c)[32], const unsigned (&a)[4], const unsigned char* tile,
                                                     int slab, int stride) {
-  asm volatile(
-      "{.reg .pred add; setp.ne.b32 add, 1, 0; "
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, %36, add, 1, 1, 1;}"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]),
-        "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]),
-        "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]),
-        "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-        "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
-        "+f"(c[30]), "+f"(c[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows_descriptor(tile, slab, stride)));
+  MULTIPLY_ASYNC(64, 32, 1, "{%32, %33, %34, %35}", "%36", tile_descriptor(tile, slab * 2048, stride));
 }
 
 __device__ __forceinline__ void multiply_async_rows(float (&c)[64], const unsigned (&a)[4], const unsigned char* tile,
                                                     int slab, int stride) {
-  asm volatile(
-      "{.reg .pred add; setp.ne.b32 add, 1, 0; "
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "{%64, %65, %66, %67}, %68, add, 1, 1, 1;}"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]),
-        "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]),
-        "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]),
-        "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-        "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
-        "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]),
-        "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]),
-        "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]),
-        "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]),
-        "+f"(c[54]), "+f"(c[55]), "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]),
-        "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows_descriptor(tile, slab, stride)));
+  MULTIPLY_ASYNC(128, 64, 1, "{%64, %65, %66, %67}", "%68", tile_descriptor(tile, slab * 2048, stride));
 }
 
 // Before products that take registers which others have written.
