@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import ctypes.util
 import gc
 import shutil
 import struct
@@ -86,6 +87,23 @@ def test_importing_the_compiler_loads_no_torch() -> None:
     program = "import sys; import poot_executor.backends.cuda.programs; print('torch' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert said == "False\n"
+
+
+def test_nvrtc_says_what_it_compiles_for() -> None:
+    known = nvrtc.architectures()
+    assert {80, 90} <= known
+    assert 10 not in known
+
+
+def test_what_is_no_nvrtc_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library of another kind, and a file that is none, before the good one."""
+    places = [*nvrtc._places(str(torch.version.cuda))]
+    monkeypatch.setattr(nvrtc, "_places", lambda cuda: iter([ctypes.util.find_library("m"), __file__, *places]))
+    nvrtc._library.cache_clear()
+    try:
+        assert nvrtc.version()[0] == int(str(torch.version.cuda).partition(".")[0])
+    finally:
+        nvrtc._library.cache_clear()
 
 
 def test_no_nvrtc_is_an_error_that_names_the_places(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ def private_folder(name: str) -> Path:
     try:
         path = Path.home() / ".cache" / "poot" / name
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.chmod(0o700)
-        status = path.lstat()
+        status = path.lstat()  # not of what a link leads to, which is somebody's
         if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
+            path.chmod(0o700)
             return path
     except (OSError, RuntimeError):
         pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 
 import torch
@@ -22,6 +22,7 @@ from poot_executor.backends.triton.packed import Segment
 
 _log = logging.getLogger(__name__)
 _LEAST_CAPABILITY = (8, 0)  # of bfloat16 in matrix units and copies to shared memory that nobody waits for
+_MOST_COMPILERS = 8  # at once; each takes some 25 MiB
 
 
 class CudaDevice(GraphDevice):
@@ -29,6 +30,7 @@ class CudaDevice(GraphDevice):
 
     backend = "ptx"
     dp4a = True
+    _compilers: ThreadPoolExecutor | None = None
 
     def __init__(self) -> None:
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -41,7 +43,9 @@ class CudaDevice(GraphDevice):
         self._capability = properties.major, properties.minor
         self.wide = self._capability == (9, 0)
         self._agree: dict[Program, bool] = {}
-        self._compilers = ThreadPoolExecutor(os.cpu_count() or 1, "compile") if self._compiles() else None
+        self._images: dict[Program, Future[bytes]] = {}
+        if self._compiles():
+            self._compilers = ThreadPoolExecutor(min(_MOST_COMPILERS, os.cpu_count() or 1), "compile")
         if properties.major < 9:
             self.kernels = TRITON_KERNELS
 
@@ -53,8 +57,8 @@ class CudaDevice(GraphDevice):
         What is not on the disk is compiled meanwhile, several programs at once; the first launch waits for it.
         """
         assert self._compilers is not None
-        image = self._compilers.submit(cubin, program, self._capability)
-        pdl = self.pdl
+        image = self._images.get(program) or self._compilers.submit(cubin, program, self._capability)
+        self._images[program], pdl = image, self.pdl
 
         @cache
         def bound() -> Callable[[], None]:
@@ -80,7 +84,11 @@ class CudaDevice(GraphDevice):
             return None
         program = attend_prompt.program(it, pdl=self.pdl)
         if program not in self._agree:
-            self._agree[program] = agrees(it, lambda small: attend_prompt.attend_prompt(small, self))
+            try:
+                self._agree[program] = agrees(it, lambda small: attend_prompt.attend_prompt(small, self))
+            except nvrtc.ProgramError as error:
+                _log.warning("no attention of prompts in CUDA C++, Triton's is slower: %s", error)
+                self._agree[program] = False
         return attend_prompt.attend_prompt(it, self) if self._agree[program] else None
 
     def close(self) -> None:
@@ -93,9 +101,13 @@ class CudaDevice(GraphDevice):
         if self._capability < _LEAST_CAPABILITY:
             return False
         try:
-            nvrtc.version()
+            known = nvrtc.architectures()
         except nvrtc.ProgramError as error:
-            _log.warning("no CUDA C++ kernels for packed weights, Triton's are slower: %s", error)
+            _log.warning("no kernels in CUDA C++, Triton's are slower: %s", error)
+            return False
+        major, minor = self._capability
+        if 10 * major + minor not in known:
+            _log.warning("no kernels in CUDA C++, Triton's are slower: NVRTC does not know sm_%d%d", major, minor)
             return False
         return True
 

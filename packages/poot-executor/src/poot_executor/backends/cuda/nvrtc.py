@@ -34,6 +34,15 @@ def version() -> tuple[int, int]:
     return _version(_library())
 
 
+def architectures() -> frozenset[int]:
+    """The compute capabilities that NVRTC compiles for, 90 for 9.0. Raises NvrtcMissingError or ProgramError."""
+    library, count = _library(), ctypes.c_int()
+    _require(library, library.nvrtcGetNumSupportedArchs(ctypes.byref(count)), "its architectures")
+    found = (ctypes.c_int * count.value)()
+    _require(library, library.nvrtcGetSupportedArchs(found), "its architectures")
+    return frozenset(found)
+
+
 def compile_cubin(
     source: str, headers: Mapping[str, str], options: Sequence[str], *, name: str = "program.cu"
 ) -> bytes:
@@ -49,7 +58,9 @@ def compile_cubin(
         status = library.nvrtcCompileProgram(program, len(options), _strings(options))
         if status:
             log = _read(library, program, "ProgramLog", name).rstrip(b"\0").decode(errors="replace").strip()
-            raise ProgramError(f"{name} does not compile ({_reason(library, status)})", log=log)
+            raise ProgramError(
+                f"{name} does not compile with {' '.join(options)} ({_reason(library, status)})", log=log
+            )
         image = _read(library, program, "CUBIN", name)
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
@@ -68,8 +79,10 @@ def _library() -> ctypes.CDLL:
     major, tried = int(torch.version.cuda.split(".", maxsplit=1)[0]), []
     for place in _places(torch.version.cuda):
         library = _open(place)
-        if library is not None and _version(library)[0] == major:
-            return library
+        # What is no NVRTC, or a broken one, is passed over: there may be a good one elsewhere.
+        with contextlib.suppress(AttributeError, ProgramError):
+            if library is not None and _version(library)[0] == major:
+                return library
         tried.append(place)
     raise NvrtcMissingError(f"no NVRTC of CUDA {major}, which torch is built for, in any of: {', '.join(tried)}")
 
@@ -96,7 +109,8 @@ def _open(place: str) -> ctypes.CDLL | None:
         library = ctypes.CDLL(place)
     except OSError:
         return None
-    library.nvrtcGetErrorString.restype = ctypes.c_char_p
+    with contextlib.suppress(AttributeError):
+        library.nvrtcGetErrorString.restype = ctypes.c_char_p
     return library
 
 

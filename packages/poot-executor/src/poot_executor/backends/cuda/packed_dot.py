@@ -78,7 +78,7 @@ def tiling(rows: int, n: int, k: int, layout: Layout, *, gated: bool) -> Tiling:
         return Tiling(8, 1, 4, 8, 2)
     if k > _LONG:
         # Rows of x take much of the shared memory.
-        one = len(layout.bits) == 1 and layout.bits != (8,)
+        one = len(layout.bits) == 1 and layout.bits != (8,) and not gated
         return Tiling(8, 2, 8, 32, 2, 1, 1) if one else Tiling(8, 1, 2, 8, 4, 2, 2)
     return Tiling(8, 2, 8, 16 if rows == 1 and n <= 2 * _LONG and not gated else 8, 2, 2, 2)
 

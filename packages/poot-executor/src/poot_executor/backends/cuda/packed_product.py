@@ -21,6 +21,7 @@ _MULTIPLE = 64  # elements that rows must be a multiple of
 _MOST_BYTES = 2**32  # of a plane: kernels count them in 32 bits
 _MOST_PARTS = 2**16  # rows of the weight, for each of its parts, that there is room for the results of
 _LEAST = 512  # columns of a part
+_MOST_SPLITS = 8  # whose results of a column a thread has at once
 _TILE = 16  # rows and columns of the matrix unit's operands
 
 
@@ -75,7 +76,8 @@ def tiling(
         pass
     blocks, splits = -(-n * (2 if gated else 1) // how.lines) * -(-rows // how.columns), 1
     most = processors * (1 if how.wide else 5 if rows <= 8 else 5 / 2)
-    while not gated and 2 * splits * blocks <= most and k >= 2 * splits * _LEAST and 2 * splits * n <= _MOST_PARTS:
+    most = 1 if gated else min(_MOST_SPLITS, int(most / blocks), k // _LEAST, _MOST_PARTS // n)
+    while 2 * splits <= most:
         splits *= 2
     return replace(how, splits=splits)
 
@@ -124,7 +126,8 @@ def accepts(x: torch.Tensor, segment: Segment) -> bool:
     """Whether the product of x (rows, K) with a segment is one for this kernel."""
     planes = (tensor.numel() * tensor.element_size() for tensor in segment.planes)
     whole = segment.width % _MULTIPLE == 0 and x.stride(1) == 1 and x.stride(0) % 8 == 0
-    return x.dtype == torch.bfloat16 and len(x) <= MOST_ROWS and whole and max(planes) < _MOST_BYTES
+    given = x.dtype == torch.bfloat16 and x.data_ptr() % 16 == 0 and len(x) <= MOST_ROWS
+    return given and whole and max(planes) < _MOST_BYTES
 
 
 def _is_aligned(around: Around) -> bool:

@@ -96,7 +96,7 @@ def _kept(path: Path) -> bytes | None:
     except OSError:
         return None
     digest, image = held[:_DIGEST_BYTES], held[_DIGEST_BYTES:]
-    return image if hashlib.sha256(image).digest() == digest else None
+    return image if image and hashlib.sha256(image).digest() == digest else None
 
 
 def _keep(path: Path, image: bytes) -> None:

@@ -240,10 +240,12 @@ __device__ __forceinline__ void attend_units(Slots slots, const unsigned short* 
     int whole = item.begin;
     if (!WINDOW) whole += (min(item.position + 1, item.end) - item.begin) / KEYS * KEYS;
     float scores[KEYS / 2], sums[DIM / 2] = {};
-    barrier_wait(slots.full(), slots.parity);
-    fence_async();
-    score(scores, queries, slots.stage());
-    multiply_wait<0>();
+    if (item.begin < item.end) {
+      barrier_wait(slots.full(), slots.parity);
+      fence_async();
+      score(scores, queries, slots.stage());
+      multiply_wait<0>();
+    }
     for (int base = item.begin; base < item.end; base += KEYS) {
       unsigned weights[KEYS / 16][4];
       soften(scores, weights, rows, sums, base, base >= whole, scale, softcap, unit);

@@ -1,0 +1,70 @@
+"""What a CUDA device does where a kernel of its own cannot be had. No GPU is touched."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from poot_executor.backends.cuda import attend_prompt, device, nvrtc, packed_product
+from poot_executor.backends.cuda.device import CudaDevice
+from poot_executor.backends.triton.packed import LAYOUTS, empty_segment
+
+
+def opened(capability: tuple[int, int]) -> Any:
+    made: Any = object.__new__(CudaDevice)
+    made._capability, made.wide, made.pdl, made._agree = capability, True, True, {}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("capability", "compiles", "told"),
+    [((9, 0), True, ""), ((9, 9), False, "does not know sm_99"), ((7, 5), False, "")],
+)
+def test_only_what_nvrtc_knows_is_compiled_for(
+    capability: tuple[int, int], compiles: bool, told: str, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(nvrtc, "architectures", lambda: frozenset({75, 80, 90}))
+    assert opened(capability)._compiles() is compiles
+    assert told in caplog.text
+    assert bool(caplog.records) is bool(told)
+
+
+def test_without_nvrtc_triton_s_kernels_are_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def absent() -> frozenset[int]:
+        raise nvrtc.NvrtcMissingError("there is none")
+
+    monkeypatch.setattr(nvrtc, "architectures", absent)
+    assert not opened((9, 0))._compiles()
+    assert "there is none" in caplog.text
+
+
+def test_attention_that_does_not_compile_is_triton_s(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = []
+
+    def fails(it: object, attend: object) -> bool:
+        asked.append(it)
+        raise nvrtc.ProgramError("does not compile")
+
+    monkeypatch.setattr(device, "agrees", fails)
+    monkeypatch.setattr(attend_prompt, "accepts", lambda it: True)
+    monkeypatch.setattr(attend_prompt, "program", lambda it, pdl: "a program")
+    gpu, it = opened((9, 0)), SimpleNamespace()
+    gpu._compilers = object()
+    assert [gpu.attend_prompt(it), gpu.attend_prompt(it)] == [None, None]
+    assert asked == [it]
+    assert "does not compile" in caplog.text
+
+
+def test_rows_that_begin_between_vectors_are_left_to_others() -> None:
+    segment = empty_segment(LAYOUTS["Q4_0"], 0, 4, 64, "cpu")
+    wide = torch.zeros(2, 80, dtype=torch.bfloat16)
+    assert packed_product.accepts(wide[:, 8:72], segment)
+    assert not packed_product.accepts(wide[:, 4:68], segment)
