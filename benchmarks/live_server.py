@@ -110,9 +110,12 @@ class LiveServer:
         self._reader.join(seconds)
         return code
 
-    def engine(self) -> psutil.Process:
-        """The engine's process."""
-        (child,) = psutil.Process(self.process.pid).children()
+    def engine(self, seconds: float = 5.0) -> psutil.Process:
+        """The engine's process, waited for: between an engine and the next there is a moment without one."""
+        deadline = time.perf_counter() + seconds
+        while not (children := psutil.Process(self.process.pid).children()) and time.perf_counter() < deadline:
+            time.sleep(0.01)
+        (child,) = children
         return child
 
     def memory(self) -> dict[str, int]:
