@@ -47,7 +47,7 @@ def _example(it: Attended) -> tuple[Attended, torch.Tensor]:
     table = torch.randperm(2 * blocks, generator=noise, device=device).int().view(2, blocks)
     k, v = (normal(2 * blocks * op.block, it.kv_heads, width).to(it.q.dtype) for _ in range(2))
     q = (normal(tokens, heads, width) / (op.scale * width**0.5)).to(it.q.dtype)
-    sinks = it.tensors[2] if op.sinks else q
+    sinks = normal(heads) if op.sinks else q  # the model's may still be on their way
     items, queries, flat = [], [], 0
     for row, count in enumerate(counts):
         for start in range(0, count, tile):
