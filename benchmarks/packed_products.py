@@ -65,6 +65,12 @@ def noise(case: Case) -> Segment:
     return segment
 
 
+def room(case: Case, rows: int, *, gated: bool) -> Around:
+    """Where a product goes; the gate is part of it if `gated`."""
+    out = torch.empty(rows, case.n // 2 if gated else case.n, dtype=case.out, device="cuda")
+    return Around(out, gate="silu" if gated else None)
+
+
 def launches(
     case: Case, rows: int, segments: list[Segment], device: CudaDevice, *, triton: bool = False
 ) -> Callable[[], None]:
@@ -72,16 +78,12 @@ def launches(
     x = torch.randn(rows, case.k, device="cuda").bfloat16()
     parts = torch.empty(packed_tiles.parts_bytes(min(rows, packed_tiles.MOST_ROWS), case.n, case.k) // 4, device="cuda")
 
-    def room(*, gated: bool) -> Around:
-        out = torch.empty(rows, case.n // 2 if gated else case.n, dtype=case.out, device="cuda")
-        return Around(out, gate="silu" if gated else None)
-
-    around = room(gated=case.gated)
+    around = room(case, rows, gated=case.gated)
     own = [] if triton else [device.packed_product(x, segment, around, parts) for segment in segments]
     calls: list[Callable[[], object]] = [call for call in own if call is not None]
     if calls:
         return in_turn(calls)
-    around = room(gated=case.gated and rows <= packed_tiles.MOST_GATED)
+    around = room(case, rows, gated=case.gated and rows <= packed_tiles.MOST_GATED)
     out = around.out
     if rows <= packed_few.MOST_ROWS:
         made = (torch.empty(rows, case.k // size, device="cuda") for size in (32, 32, 16))

@@ -17,14 +17,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from packed_products import CASES, Case, in_turn, launches, noise, timed, weights
+from packed_products import CASES, Case, in_turn, launches, noise, room, timed, weights
 
 from poot_executor.backends.cuda import packed_dot, packed_product
 from poot_executor.backends.cuda.device import CudaDevice
 from poot_executor.backends.cuda.nvrtc import ProgramError
 from poot_executor.backends.cuda.programs import Program, cubin
 from poot_executor.backends.triton.kernels import packed_few, packed_tiles
-from poot_executor.backends.triton.kernels.products import Around
 from poot_executor.backends.triton.packed import LAYOUTS, Segment
 
 Tiling = packed_dot.Tiling | packed_product.Tiling | packed_tiles.Tiling | dict[str, int]
@@ -85,17 +84,12 @@ KINDS: dict[str, Callable[[Case, int], Iterator[Tiling]]] = {
 }  # fmt: skip
 
 
-def room(case: Case, rows: int) -> Around:
-    out = torch.empty(rows, case.n // 2 if case.gated else case.n, dtype=case.out, device="cuda")
-    return Around(out, gate="silu" if case.gated else None)
-
-
 def program(case: Case, rows: int, segment: Segment, how: Tiling) -> Program | None:
     """What has to be compiled; Triton's are when they are first run."""
     if isinstance(how, packed_dot.Tiling):
-        return packed_dot.program(how, segment, room(case, rows), rows, pdl=True)
+        return packed_dot.program(how, segment, room(case, rows, gated=case.gated), rows, pdl=True)
     if isinstance(how, packed_product.Tiling):
-        return packed_product.program(how, segment, room(case, rows), pdl=True)
+        return packed_product.program(how, segment, room(case, rows, gated=case.gated), pdl=True)
     return None
 
 
@@ -108,7 +102,7 @@ def product(case: Case, rows: int, held: list[Segment], device: CudaDevice, how:
     if isinstance(how, packed_tiles.Tiling):
         packed_tiles._tiling = lambda *args, **named: how
         return launches(case, rows, held, device, triton=True)
-    x, around = torch.randn(rows, case.k, device="cuda").bfloat16(), room(case, rows)
+    x, around = torch.randn(rows, case.k, device="cuda").bfloat16(), room(case, rows, gated=case.gated)
     if isinstance(how, packed_dot.Tiling):
         return in_turn([packed_dot.packed_dot(x, segment, around, device, how=how) for segment in held])
     parts = torch.empty(how.splits * rows * case.n, device="cuda")

@@ -59,7 +59,7 @@ CASES = [
     Case("Q6_K", 33, 80, 1024, gate="silu", normed=True),
     Case("Q5_0", 130, 40, 320, gate="gelu_tanh", normed=True),
     Case("Q8_0", 70, 128, 320, bias=True),
-    Case("Q4_1", 40, 66, 192, bias=True, out=torch.float32, how=Tiling(64, 4, 1, 1, 128, 2, wide=True, resident=2)),
+    Case("Q4_1", 40, 66, 192, bias=True, out=torch.float32, how=Tiling(64, 4, 1, 1, 128, 2, wide=True)),
     Case("Q5_1", 20, 72, 320, gate="silu", how=Tiling(32, 2, 2, 4, 256, 3)),
 ]
 

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 
@@ -30,7 +30,6 @@ class CudaDevice(GraphDevice):
 
     backend = "ptx"
     dp4a = True
-    _compilers: ThreadPoolExecutor | None = None
 
     def __init__(self) -> None:
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -44,8 +43,6 @@ class CudaDevice(GraphDevice):
         self.wide = self._capability == (9, 0)
         self._agree: dict[Program, bool] = {}
         self._images: dict[Program, Future[bytes]] = {}
-        if self._compiles():
-            self._compilers = ThreadPoolExecutor(min(_MOST_COMPILERS, os.cpu_count() or 1), "compile")
         if properties.major < 9:
             self.kernels = TRITON_KERNELS
 
@@ -72,7 +69,7 @@ class CudaDevice(GraphDevice):
     def packed_product(
         self, x: torch.Tensor, segment: Segment, around: Around, parts: torch.Tensor
     ) -> Callable[[], object] | None:
-        if self._compilers is None or not packed_product.accepts(x, segment):
+        if not packed_product.accepts(x, segment) or self._compilers is None:
             return None
         rows = min(packed_dot.FASTER_ROWS, packed_dot.most_rows(segment.width, segment.layout, self.shared))
         if len(x) <= rows:
@@ -80,7 +77,7 @@ class CudaDevice(GraphDevice):
         return packed_product.packed_product(x, segment, around, parts, self)
 
     def attend_prompt(self, it: Attended) -> Callable[[], object] | None:
-        if self._compilers is None or not self.wide or not attend_prompt.accepts(it):
+        if not self.wide or not attend_prompt.accepts(it) or self._compilers is None:
             return None
         program = attend_prompt.program(it, pdl=self.pdl)
         if program not in self._agree:
@@ -92,9 +89,15 @@ class CudaDevice(GraphDevice):
         return attend_prompt.attend_prompt(it, self) if self._agree[program] else None
 
     def close(self) -> None:
-        if self._compilers is not None:
-            self._compilers.shutdown(wait=False, cancel_futures=True)
+        compilers: ThreadPoolExecutor | None = self.__dict__.get("_compilers")
+        if compilers is not None:
+            compilers.shutdown(wait=False, cancel_futures=True)
         super().close()
+
+    @cached_property
+    def _compilers(self) -> ThreadPoolExecutor | None:
+        """Threads that compile, made for the first kernel that is wanted: a start without any loads no NVRTC."""
+        return ThreadPoolExecutor(min(_MOST_COMPILERS, os.cpu_count() or 1), "compile") if self._compiles() else None
 
     def _compiles(self) -> bool:
         """Whether kernels in CUDA C++ can be had: else Triton's, which are slower, do the same."""

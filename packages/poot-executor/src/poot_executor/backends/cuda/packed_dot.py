@@ -16,7 +16,6 @@ from poot_executor.ops.deferred import SQUARES
 
 MOST_ROWS = 8  # of a step: with more, sums do not fit into registers
 FASTER_ROWS = 2  # up to which this is faster than the matrix unit
-MULTIPLE = 64  # elements that rows must be a multiple of
 _LONG = 8192  # elements of a row
 _GROUP = 32  # elements that a lane takes at a time, and that share a scale when rows are quantised
 

@@ -30,7 +30,7 @@ class Tiling:
     """A block: `columns` rows of the step, `line_warps` warps of `tiles` times 16 rows of the weight.
 
     Each `cuts`-fold, along the columns; `depth` columns a stage. `splits`: blocks that share out the columns. `wide`:
-    by Hopper's asynchronous matrix unit, four warps of one tile together, `resident` blocks a multiprocessor.
+    by Hopper's asynchronous matrix unit, four warps of one tile together.
     """
 
     columns: int
@@ -41,7 +41,6 @@ class Tiling:
     stages: int
     splits: int = 1
     wide: bool = False
-    resident: int = 1
 
     @property
     def lines(self) -> int:
@@ -149,7 +148,7 @@ def program(how: Tiling, segment: Segment, around: Around, *, pdl: bool) -> Prog
     if how.wide:
         for name in ("LINE_WARPS", "CUTS", "TILES"):
             del macros[name]
-        macros |= {"GROUPS": how.line_warps // 4, "RESIDENT": how.resident}
+        macros["GROUPS"] = how.line_warps // 4
     name = "packed_wide" if how.wide else "packed_product"
     return Program(f"{name}.cu", name, tuple((name, int(value)) for name, value in macros.items()), how.wide)
 

@@ -65,7 +65,7 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
 )
 
 _ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # the element of each field of an oct
-HALVES = ([0, 4, 1, 5], [2, 6, 3, 7])  # those of the bytes of two int32
+_HALVES = ([0, 4, 1, 5], [2, 6, 3, 7])  # those of the bytes of two int32
 
 _PLANE_TYPES = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
@@ -167,7 +167,7 @@ def _multiples(parts: Parts, nbytes: int) -> torch.Tensor:
 def _pack(octs: torch.Tensor, bits: tuple[int, ...]) -> list[torch.Tensor]:
     """octs: (n, 8) uint8 codes -> the planes' n elements each."""
     if bits == (8,):
-        return [octs[:, places].contiguous().view(torch.int32).view(-1) for places in HALVES]
+        return [octs[:, places].contiguous().view(torch.int32).view(-1) for places in _HALVES]
     octs = octs[:, _ORDER]
     planes, shift = [], 0
     for width in bits:

@@ -6,7 +6,7 @@
 // all lanes of a quad need each group's scale: each decodes one of four, and the others get it from there.
 //
 // A warpgroup of its own copies, and barriers say what is there and what may be written over, so that the others need not
-// keep step: while one decodes, another multiplies. RESIDENT: blocks that a multiprocessor is to have at once.
+// keep step: while one decodes, another multiplies.
 #define THREADS (128 * GROUPS)
 #define COPIERS 128
 #define FIRST_COPIER THREADS
@@ -110,7 +110,7 @@ __device__ __forceinline__ void copy_all(Slots slots, const unsigned char* x, co
   copy_wait<0>();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS + COPIERS, RESIDENT) packed_wide(PRODUCT_ARGUMENTS) {
+extern "C" __global__ void __launch_bounds__(THREADS + COPIERS, 1) packed_wide(PRODUCT_ARGUMENTS) {
   SHARED_BYTES(shared);
   const Place at PRODUCT_PLACE;
   const int begin = at.part * span, steps = (min(begin + span, k) - begin + DEPTH - 1) / DEPTH;
@@ -120,10 +120,10 @@ extern "C" __global__ void __launch_bounds__(THREADS + COPIERS, RESIDENT) packed
   // The next kernel may start at once: while this one streams weights there is room for blocks that wait.
   if (PDL) depend_launch();
   if (threadIdx.x >= THREADS) {
-    if (RESIDENT == 1) fewer_registers<COPIER_REGISTERS>();
+    fewer_registers<COPIER_REGISTERS>();
     copy_all(slots, x, low, high, scale, unit, at, rows, begin, steps);
   } else {
-    if (RESIDENT == 1) more_registers<(LEFT < 232 ? LEFT : 232)>();
+    more_registers<(LEFT < 232 ? LEFT : 232)>();
     const Finish finish PRODUCT_FINISH;
     if (PDL) depend_wait();
     float* factors = reinterpret_cast<float*>(shared + FACTORS_AT);

@@ -151,10 +151,10 @@ class _PackedGated(_Packed):
         assert scratch is not None
         out = around.out
         if len(operands.held[0]) == 1:
-            if (own := self.own_products(site, operands, around, device)) is not None:
-                return _in_turn(own)
             if len(out) <= packed_tiles.MOST_GATED:
                 return _in_turn(self.products(site, operands, around, device))
+            if (own := self.own_products(site, operands, around, device)) is not None:
+                return _in_turn(own)
         product = typed(scratch, (len(out), 2 * out.shape[1]), None, site.activation, super().workspace(site))
         calls = self.products(site, operands, replace(around, out=product, gate=None), device)
         return _in_turn([*calls, gate_rows(self.activation(site), product, out, live_index(site.inputs[0]), device)])
