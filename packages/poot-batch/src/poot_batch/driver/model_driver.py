@@ -24,8 +24,9 @@ _LOGPROBS = ("chosen", "top_ids", "top_values")
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
-    """What a step brings, on its way to the host. Empty where it has nothing of a kind."""
+    """What a step brings, on its way to the host. Empty where it has nothing of a kind; `end` is of one without any."""
 
+    end: Pending | None = None
     sample: tuple[Pending, ...] = ()
     score: tuple[Pending, ...] = ()
 
@@ -75,7 +76,8 @@ class ModelDriver:
             capacity = self._ladder[bisect_left(self._ladder, tokens)]
             live = Live(tokens=tokens, runs=plan.runs)
             self._run(EntryKey("step", capacity), "block", step_block(plan, self._rows), live)
-        return Ticket(plan, _Fetched(self._sample(plan.sampling) if plan.sampling else (), score))
+        sample = self._sample(plan.sampling) if plan.sampling else ()
+        return Ticket(plan, _Fetched(None if sample or score else self._entries.mark(), sample, score))
 
     def _score(self, plan: StepPlan, run: PromptRun) -> tuple[Pending, ...]:
         key = EntryKey("score", self.score_capacity)
@@ -108,8 +110,8 @@ class ModelDriver:
 
     def collect(self, ticket: Ticket) -> StepResult:
         fetched: _Fetched = ticket.handle
-        if not fetched.sample and not fetched.score:
-            self._prepared.device.synchronize()
+        if fetched.end is not None:
+            fetched.end.result()
         nothing = np.empty(0, np.int32)
         tokens, flags, *logprobs = [pending.result() for pending in fetched.sample] or (nothing, nothing)
         if len(flags) and reach("driver.logits"):

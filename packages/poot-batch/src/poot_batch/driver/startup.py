@@ -92,7 +92,7 @@ def prompt_step_ms(device: Device) -> float:
 
 def _shape(model: ModelHandle, device: Device, rows: int, max_seq: int, step_tokens: int) -> StepShape:
     """With pools of one sequence of full length: the fit says how large they may be."""
-    tokens = max(rows, min(step_tokens, max_seq))
+    tokens = max(rows, min(step_tokens, rows * max_seq))
     tables = tuple(group.blocks_per_row(max_seq, BLOCK, tokens) for group in model.groups)
     return StepShape(tokens, rows, max_seq, BLOCK, tables, tables, bias=MAX_LOGIT_BIAS)
 
@@ -111,7 +111,7 @@ def ladder(device: Device, shape: StepShape) -> tuple[int, ...]:
     """
     if not device.records:
         return tuple(sorted({min(shape.rows, shape.tokens), shape.tokens}))
-    steps = [1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(384, 2049, 128)]
+    steps = [1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), 320, *range(384, 2049, 128)]
     return (*(step for step in steps if step < shape.tokens), shape.tokens)
 
 
