@@ -27,7 +27,14 @@ class HostDevice(TritonDevice):
         super().__init__("cpu", "host", DType.BF16)
 
     def bind(
-        self, program: Program, grid: tuple[int, int, int], threads: int, shared: int, arguments: Sequence[Argument]
+        self,
+        program: Program,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared: int,
+        arguments: Sequence[Argument],
+        *,
+        cluster: int = 1,
     ) -> Callable[[], None]:
         kernel, backwards = _kernel(program), self.backwards
-        return lambda: kernel.launch(grid, threads, shared, arguments, reversed=backwards)
+        return lambda: kernel.launch(grid, threads, shared, arguments, backwards, cluster=cluster)

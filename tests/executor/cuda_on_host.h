@@ -1,11 +1,12 @@
 // CUDA C++ on the host, for tests: the names that a kernel of backends/cuda/source/ uses, over ordinary memory.
 //
 // A thread is a fiber, and a block's fibers run in turn until each of them waits for its warp or its block; blocks run
-// one after another. Warp collectives (mma, shuffles, __syncwarp) need all 32 lanes. Asynchronous copies spoil their
-// destination at once and fill it when a wait asks for them, so that reading too early reads 0xCB, as does shared
-// memory that nobody has written. The compiler calls the checks at the end of this file before each access to memory,
-// which must lie in an operand, in shared memory, on the thread's stack, or in the program; operands and shared memory
-// are aligned as the access wants. Whatever goes wrong ends the run with a message.
+// one after another, those of a cluster together. Warp collectives (mma, shuffles, __syncwarp) need all 32 lanes.
+// Asynchronous copies spoil their destination at once and fill it when a wait asks for them (boxes: one at their
+// barrier), so that reading too early reads 0xCB, as does shared memory that nobody has written. The compiler calls the
+// checks at the end of this file before each access to memory, which must lie in an operand, in shared memory, on the
+// thread's stack, or in the program; operands and shared memory are aligned as the access wants. Whatever goes wrong
+// ends the run with a message.
 #pragma once
 
 #include <sys/mman.h>
@@ -42,6 +43,13 @@ struct float2 { alignas(8) float x; float y; };
 struct float3 { float x, y, z; };
 struct float4 { alignas(16) float x; float y, z, w; };
 struct dim3 { unsigned x = 1, y = 1, z = 1; };
+// A matrix of numbers of two bytes, of which boxes of 64 columns are copied. As cuda_on_host.py fills it.
+struct alignas(64) BoxMap {
+    const unsigned char* base;
+    long long rows, columns, pitch, box_rows;  // pitch: bytes from row to row
+    long long unused[11];
+};
+static_assert(sizeof(BoxMap) == 128, "as large as CUDA's");
 static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static inline uint3 make_uint3(unsigned x, unsigned y, unsigned z) { return {x, y, z}; }
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
@@ -55,7 +63,9 @@ namespace on_host {
 namespace {
 
 constexpr unsigned LANES = 32, MOST_THREADS = 1024, MOST_COPIES = 512, MOST_RANGES = 64;
-constexpr unsigned long MOST_FRESH_LOADS = 1ul << 24;  // of a block; blocks do not run at the same time
+constexpr unsigned MOST_BLOCKS = 8, MOST_FIBERS = 2048, MOST_BOXES = 1024;  // of a cluster
+constexpr unsigned long MOST_FRESH_LOADS = 1ul << 24;  // of a cluster; others do not run at the same time
+constexpr int MOST_BYTES = 232448;  // of shared memory, and so to wait for
 constexpr std::size_t STACK = 256 << 10, GUARD = 4096;
 constexpr int POISON = 0xCB;
 
@@ -106,16 +116,33 @@ void prepare(Context& context, unsigned char*, unsigned char* high, void (*entry
 }
 #endif
 
-enum class State { READY, WARP, BLOCK, BARRIER, DONE };
+enum class State { READY, WARP, BLOCK, MEETING, BARRIER, DONE };
 
 struct Copy { unsigned char* to; const unsigned char* from; unsigned bytes, group; };
 
 struct Warp { unsigned arrived; const char* at; };
 
+struct Block {
+    uint3 index;
+    unsigned char* shared;
+    unsigned done;  // threads that have returned
+    alignas(8) unsigned short barriers[16][4];  // as in shared memory
+};
+
+// A box on its way to a block of the cluster.
+struct Box {
+    BoxMap map;
+    Block* block;
+    unsigned char* to;
+    int column, row;
+    unsigned short* barrier;
+};
+
 struct Fiber {
     Context context;
     State state;
     uint3 thread;
+    Block* block;
     unsigned lane;
     Warp* warp;
     // What a collective is given and gives.
@@ -127,27 +154,31 @@ struct Fiber {
     // Copies asked for and not yet made, oldest first in a ring, and the group that is open.
     Copy copies[MOST_COPIES];
     unsigned oldest, pending, group;
-    // A barrier in shared memory that it waits at, while the number of its phases has this parity.
+    // A barrier that it waits at, while the number of its phases has this parity.
     const unsigned short* barrier;
     unsigned parity;
 };
 
 struct Range { const unsigned char* start; std::size_t bytes; unsigned argument; };
 
-Fiber fibers[MOST_THREADS];
-Warp warps[MOST_THREADS / LANES];
+Fiber fibers[MOST_FIBERS];
+Warp warps[MOST_FIBERS / LANES];
+Block blocks[MOST_BLOCKS];
+Box boxes[MOST_BOXES];  // oldest first
+unsigned box_count = 0;
 Fiber* now = nullptr;
 Context scheduler;
+// Those of the block that runs.
 uint3 block_index;
+unsigned char* shared = nullptr;
 dim3 grid_size, block_size;
+unsigned cluster_size = 1;
 unsigned char* stacks = nullptr;
 std::size_t stack_bytes = 0;
-unsigned char* shared = nullptr;
 std::size_t shared_bytes = 0;
 Range ranges[MOST_RANGES];
 unsigned range_count = 0;
 unsigned long fresh_loads = 0;
-unsigned short first_barrier[4];  // of sync_first, as in shared memory
 void (*body)() = nullptr;
 bool failed = false;
 char message[600];
@@ -217,6 +248,10 @@ CUDA_ON_HOST_PLAIN bool within(const unsigned char* at, std::size_t bytes, const
     return at >= start && bytes <= size && static_cast<std::size_t>(at - start) <= size - bytes;
 }
 
+CUDA_ON_HOST_PLAIN unsigned long code_offset(const void* caller) {
+    return static_cast<unsigned long>(static_cast<const unsigned char*>(caller) - __ehdr_start);
+}
+
 CUDA_ON_HOST_PLAIN void refuse(const unsigned char* at, std::size_t bytes, const char* does, const void* caller) {
     const Range* nearest = nullptr;
     long distance = 1 << 20;
@@ -227,7 +262,7 @@ CUDA_ON_HOST_PLAIN void refuse(const unsigned char* at, std::size_t bytes, const
         const long away = before > after ? before : after;
         if (away < distance) distance = away, nearest = &range;
     }
-    const unsigned long offset = static_cast<unsigned long>(static_cast<const unsigned char*>(caller) - __ehdr_start);
+    const unsigned long offset = code_offset(caller);
     char where[80];
     if (nearest == &all_shared)
         std::snprintf(where, sizeof where, "shared memory of %zu bytes", shared_bytes);
@@ -280,6 +315,108 @@ CUDA_ON_HOST_PLAIN void finish_copies(unsigned left) {
     }
 }
 
+// ---- barriers and boxes -----------------------------------------------------------------------------------------
+
+// A barrier is four numbers: arrivals missing of the phase, those of a phase, phases that are over, and bytes missing
+// by 16 (below zero where they come before they are expected).
+constexpr unsigned short NOT_MADE = 0x101 * POISON;
+
+CUDA_ON_HOST_PLAIN unsigned short* numbers_of(void* barrier) {
+    const void* caller = __builtin_return_address(0);
+    if (reinterpret_cast<std::uintptr_t>(barrier) % 8)
+        fail("a barrier at a misaligned address [code+0x%lx]", code_offset(caller));
+    check(barrier, 8, "uses a barrier of", caller);
+    return static_cast<unsigned short*>(barrier);
+}
+
+CUDA_ON_HOST_PLAIN bool is_made(const unsigned short* barrier) {
+    if (barrier[1] == NOT_MADE) fail("a barrier that nobody has made");
+    return barrier[1] != NOT_MADE;
+}
+
+CUDA_ON_HOST_PLAIN void count_at(unsigned short* barrier, unsigned arrivals, int bytes) {
+    if (!is_made(barrier)) return;
+    if (arrivals > barrier[0]) return fail("more threads arrive at a barrier than the %u of a phase", barrier[1]);
+    const int missing = static_cast<short>(barrier[3]) + bytes / 16;
+    if (missing > MOST_BYTES / 16 || missing < -MOST_BYTES / 16)
+        return fail("a barrier of %d bytes, which is more than shared memory has", missing * 16);
+    barrier[0] -= static_cast<unsigned short>(arrivals);
+    barrier[3] = static_cast<unsigned short>(missing);
+    if (!barrier[0] && !missing) barrier[0] = barrier[1], ++barrier[2];
+}
+
+// The place in another block of the cluster of one in this block's shared memory.
+CUDA_ON_HOST_PLAIN unsigned char* place_in(unsigned rank, const void* here, std::size_t bytes, const char* does,
+                                           const void* caller) {
+    const unsigned char* at = static_cast<const unsigned char*>(here);
+    if (!within(at, bytes, shared, shared_bytes)) refuse(at, bytes, does, caller);
+    if (rank >= cluster_size) fail("block %d of a cluster of %u", static_cast<int>(rank), cluster_size);
+    if (blocks[rank].done == block_size.x) fail("block %u of the cluster, to which this is sent, has returned", rank);
+    return blocks[rank].shared + (at - shared);
+}
+
+CUDA_ON_HOST_PLAIN void arrive_in(void* barrier, int rank) {
+    const void* caller = __builtin_return_address(0);
+    void* there = place_in(static_cast<unsigned>(rank), barrier, 8, "arrives at a barrier of", caller);
+    count_at(static_cast<unsigned short*>(there), 1, 0);
+}
+
+// What of a box lies in the matrix: rows or columns from `first` to before `end`.
+struct Part { long long first, end; };
+CUDA_ON_HOST_PLAIN Part inside(long long from, long long size, long long all) {
+    const long long first = from > 0 ? from : 0, end = from + size < all ? from + size : all;
+    return {first, end > first ? end : first};
+}
+
+CUDA_ON_HOST_PLAIN void start_box(void* to, const BoxMap& map, int column, int row, void* barrier, unsigned ranks) {
+    const void* caller = __builtin_return_address(0);
+    const unsigned char* at = static_cast<const unsigned char*>(to);
+    const std::size_t bytes = static_cast<std::size_t>(map.box_rows) * 128;
+    if ((at - shared) % 1024) fail("a box that is copied to an address that is not aligned to 1024 bytes");
+    if (!ranks) fail("a box that is copied to no block");
+    const Part rows = inside(row, map.box_rows, map.rows), columns = inside(column, 64, map.columns);
+    if (rows.end > rows.first && columns.end > columns.first)
+        check(map.base + rows.first * map.pitch + columns.first * 2,
+              static_cast<std::size_t>((rows.end - 1 - rows.first) * map.pitch + (columns.end - columns.first) * 2),
+              "copies", caller);
+    for (unsigned rank = 0; rank < 16; rank++) {
+        if (!(ranks >> rank & 1)) continue;
+        unsigned char* there = place_in(rank, to, bytes, "copies", caller);
+        void* counts = place_in(rank, barrier, 8, "counts at a barrier of", caller);
+        if (box_count == MOST_BOXES) fail("more than %u copies of boxes under way", MOST_BOXES);
+        if (is_made(static_cast<unsigned short*>(counts))) std::memset(there, POISON, bytes);
+        boxes[box_count++] = {map, &blocks[rank], there, column, row, static_cast<unsigned short*>(counts)};
+    }
+}
+
+// Chunk j of row r of a box lies at chunk j ^ (r & 7).
+CUDA_ON_HOST_PLAIN void finish_box(const Box& box) {
+    const BoxMap& map = box.map;
+    const Part columns = inside(box.column, 64, map.columns);
+    for (long long r = 0; r < map.box_rows; r++) {
+        const long long row = box.row + r;
+        unsigned char line[128] = {};
+        if (row >= 0 && row < map.rows && columns.end > columns.first)
+            std::memcpy(line + (columns.first - box.column) * 2, map.base + row * map.pitch + columns.first * 2,
+                        static_cast<std::size_t>(columns.end - columns.first) * 2);
+        for (unsigned j = 0; j < 8; j++) std::memcpy(box.to + r * 128 + (j ^ (r & 7)) * 16, line + j * 16, 16);
+    }
+    count_at(box.barrier, 0, -static_cast<int>(map.box_rows) * 128);
+}
+
+// Copies boxes, oldest first, until the phase of a barrier that somebody waits for is over. Whether there were any.
+CUDA_ON_HOST_PLAIN bool finish_boxes(const unsigned short* barrier, unsigned parity) {
+    unsigned left = 0;
+    for (unsigned i = 0; i < box_count; i++)
+        if (boxes[i].barrier == barrier && barrier[2] % 2 == parity)
+            finish_box(boxes[i]);
+        else
+            boxes[left++] = boxes[i];
+    const bool any = left < box_count;
+    box_count = left;
+    return any;
+}
+
 }  // namespace
 }  // namespace on_host
 
@@ -290,6 +427,8 @@ CUDA_ON_HOST_PLAIN void finish_copies(unsigned left) {
 #define __shared__ static
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __grid_constant__
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define SHARED_BYTES(name) unsigned char* const name = ::on_host::shared
 #define threadIdx (::on_host::now->thread)
@@ -575,44 +714,123 @@ void multiply_async_rows(float (&c)[COUNT], const unsigned (&a)[4], const unsign
         }
     }
 }
+// The same with 16 rows of a warp's own in shared memory, at once for all of its lanes.
+template <int COUNT> CUDA_ON_HOST_PLAIN void cuda_on_host_multiply_tiles(on_host::Fiber* lanes) {
+    const unsigned long long given = lanes->given;
+    const unsigned slab = lanes->source, first = lanes->thread.x / 32 % 4 * 16;
+    for (unsigned lane = 1; lane < 32; lane++)
+        if (lanes[lane].given != given || lanes[lane].source != slab)
+            on_host::fail("lanes of a warp multiply different tiles, in multiply_async");
+    const auto at = [slab](unsigned row, unsigned k) __attribute__((CUDA_ON_HOST_UNCHECKED)) {
+        return row * 128 + ((slab * 2 + k / 8) ^ (row & 7)) * 16 + k % 8 * 2;
+    };
+    const auto number = [](const unsigned char* from) __attribute__((CUDA_ON_HOST_UNCHECKED)) {
+        return static_cast<unsigned>(from[0] << 16 | from[1] << 24);
+    };
+    const unsigned char *a = on_host::shared + (given >> 32), *b = on_host::shared + (given & 0xFFFFFFFFu);
+    union { CudaOnHostRow vectors[COUNT / 4]; unsigned bits[2 * COUNT]; } of_b[16], sum;
+    for (unsigned column = 0; column < 2 * COUNT; column++)
+        for (unsigned k = 0; k < 16; k++) of_b[k].bits[column] = number(b + at(column, k));
+    for (unsigned row = 0; row < 16; row++) {
+        std::memset(&sum, 0, sizeof sum);
+        for (unsigned k = 0; k < 16; k++) {
+            const float of_a = cuda_on_host_bits<float>(number(a + at(first + row, k)));
+            for (unsigned i = 0; i < COUNT / 4; i++) sum.vectors[i] += of_a * of_b[k].vectors[i];
+        }
+        for (unsigned column = 0; column < 2 * COUNT; column++)
+            lanes[row % 8 * 4 + column % 8 / 2].c[column / 8 * 4 + row / 8 * 2 + column % 2] +=
+                cuda_on_host_bits<float>(sum.bits[column]);
+    }
+}
+CUDA_ON_HOST_PLAIN void cuda_on_host_give_tiles(float* c, const unsigned char* a, const unsigned char* b, int slab,
+                                                unsigned columns) {
+    const void* caller = __builtin_return_address(0);
+    if ((a - on_host::shared) % 1024 || (b - on_host::shared) % 1024)
+        on_host::fail("a tile that is not aligned to 1024 bytes, in multiply_async");
+    if (slab < 0 || slab > 3) on_host::fail("slab %d of a tile, in multiply_async", slab);
+    if (!on_host::within(a, 64 * 128, on_host::shared, on_host::shared_bytes))
+        on_host::refuse(a, 64 * 128, "multiplies", caller);
+    if (!on_host::within(b, columns * 128, on_host::shared, on_host::shared_bytes))
+        on_host::refuse(b, columns * 128, "multiplies", caller);
+    on_host::now->given = static_cast<unsigned long long>(a - on_host::shared) << 32 | (b - on_host::shared);
+    on_host::now->source = static_cast<unsigned>(slab);
+    on_host::now->c = c;
+}
+template <int COUNT>
+__forceinline__ void multiply_async(float (&c)[COUNT], const unsigned char* a_tile, const unsigned char* b_tile,
+                                    int slab) {
+    static_assert(COUNT % 4 == 0 && COUNT <= 128, "up to 256 columns, by eights");
+    cuda_on_host_give_tiles(c, a_tile, b_tile, slab, 2 * COUNT);
+    on_host::together("multiply_async", 0xFFFFFFFFu, cuda_on_host_multiply_tiles<COUNT>);
+}
 inline void multiply_fence() {}
 inline void multiply_commit() {}
 template <int LEFT> void multiply_wait() {}
+template <int LEFT, int COUNT> void multiply_wait(float (&)[COUNT]) {}
 inline void fence_async() {}
 template <int COUNT> void fewer_registers() {}
 template <int COUNT> void more_registers() {}
 
-// Barriers in shared memory: what is missing of the phase, what a phase is, and the number of phases that are over.
-inline void barrier_init(void* barrier, int count) {
-    unsigned short* words = static_cast<unsigned short*>(barrier);
+// Barriers in shared memory: inline, so that a message names the kernel's line.
+__forceinline__ void barrier_init(void* barrier, int count) {
+    unsigned short* words = on_host::numbers_of(barrier);
     words[0] = words[1] = static_cast<unsigned short>(count);
     words[2] = words[3] = 0;
 }
-inline void barrier_arrive(void* barrier) {
-    unsigned short* words = static_cast<unsigned short*>(barrier);
-    if (--words[0] == 0) words[0] = words[1], ++words[2];
-}
-inline void barrier_arrive_copied(void* barrier) {
+__forceinline__ void barrier_arrive(void* barrier) { on_host::count_at(on_host::numbers_of(barrier), 1, 0); }
+__forceinline__ void barrier_arrive_copied(void* barrier) {
     copy_commit();
     copy_wait<0>();
     barrier_arrive(barrier);
 }
-inline void barrier_wait(void* barrier, unsigned parity) {
-    const unsigned short* phases = static_cast<const unsigned short*>(barrier) + 2;
-    if (*phases % 2 != parity) return;
-    on_host::now->barrier = phases;
+__forceinline__ void barrier_arrive_in(void* barrier, int block) {
+    on_host::arrive_in(on_host::numbers_of(barrier), block);
+}
+__forceinline__ void barrier_expect(void* barrier, int bytes) {
+    if (bytes < 0 || bytes % 16 || bytes > on_host::MOST_BYTES) on_host::fail("barrier_expect of %d bytes", bytes);
+    on_host::count_at(on_host::numbers_of(barrier), 1, bytes);
+}
+__forceinline__ void barrier_wait(void* barrier, unsigned parity) {
+    const unsigned short* words = on_host::numbers_of(barrier);
+    on_host::is_made(words);
+    if (words[2] % 2 == parity) on_host::finish_boxes(words, parity);
+    if (words[2] % 2 != parity) return;
+    on_host::now->barrier = words;
     on_host::now->parity = parity;
     on_host::now->state = on_host::State::BARRIER;
     on_host::leave();
 }
-template <int COUNT> void sync_first() {
-    unsigned short* words = on_host::first_barrier;
+template <int COUNT> unsigned short* cuda_on_host_barrier(int barrier) {
+    if (barrier < 1 || barrier > 15) on_host::fail("barrier %d", barrier);
+    unsigned short* words = on_host::now->block->barriers[barrier];
     if (!words[1]) words[0] = words[1] = COUNT;
-    if (words[1] != COUNT) on_host::fail("sync_first of %u threads and of %u", static_cast<unsigned>(words[1]), COUNT);
+    if (words[1] != COUNT)
+        on_host::fail("barrier %d of %u threads and of %u", barrier, static_cast<unsigned>(words[1]), COUNT);
+    return words;
+}
+template <int COUNT> void meet(int barrier) {
+    unsigned short* words = cuda_on_host_barrier<COUNT>(barrier);
     const unsigned parity = words[2] % 2;
     barrier_arrive(words);
     barrier_wait(words, parity);
 }
+template <int COUNT> void come(int barrier) { barrier_arrive(cuda_on_host_barrier<COUNT>(barrier)); }
+template <int COUNT> void sync_first() { meet<COUNT>(1); }
+
+__forceinline__ void load_box(void* to_shared, const BoxMap& map, int column, int row, void* barrier) {
+    const auto rank = static_cast<unsigned>(on_host::now->block - on_host::blocks);
+    on_host::start_box(to_shared, map, column, row, on_host::numbers_of(barrier), 1u << rank);
+}
+__forceinline__ void load_box_to(void* to_shared, const BoxMap& map, int column, int row, void* barrier,
+                                 unsigned short blocks) {
+    on_host::start_box(to_shared, map, column, row, on_host::numbers_of(barrier), blocks);
+}
+inline int block_of_cluster() { return static_cast<int>(on_host::now->block - on_host::blocks); }
+inline void meet_cluster() {
+    on_host::now->state = on_host::State::MEETING;
+    on_host::leave();
+}
+
 inline float power_of_two(float exponent) { return exp2f(exponent); }
 inline unsigned in_register(unsigned value) { return value; }
 inline int dot_bytes(unsigned a, unsigned b, int c) {
@@ -634,7 +852,7 @@ template <class... P> struct Call {
     static std::tuple<P...> values;
     static void run() { std::apply(kernel, values); }
     template <std::size_t... I> static void take(void** arguments, std::index_sequence<I...>) {
-        ((std::get<I>(values) = *static_cast<P*>(arguments[I])), ...);
+        (std::memcpy(&std::get<I>(values), arguments[I], sizeof(P)), ...);
     }
 };
 template <class... P> void (*Call<P...>::kernel)(P...) = nullptr;
@@ -643,6 +861,7 @@ template <class... P> std::tuple<P...> Call<P...>::values;
 template <class T> constexpr char letter() {
     if (std::is_pointer_v<T>) return 'p';
     if (std::is_same_v<T, float>) return 'f';
+    if (std::is_same_v<T, BoxMap>) return 'm';
     return std::is_integral_v<T> && sizeof(T) == 4 ? 'i' : '?';
 }
 template <class... P> const char* parameters(void (*)(P...)) {
@@ -653,17 +872,27 @@ template <class... P> const char* parameters(void (*)(P...)) {
 void enter() {
     body();
     now->state = State::DONE;
+    unsigned pending = 0;
+    if (++now->block->done == block_size.x)
+        for (unsigned i = 0; i < box_count; i++) pending += boxes[i].block == now->block;
+    if (pending) fail("the block has returned before %u boxes were copied to it: nobody waits for them", pending);
     leave();
 }
 
-CUDA_ON_HOST_PLAIN void start_block(unsigned threads) {
-    std::memset(shared, POISON, shared_bytes);
+CUDA_ON_HOST_PLAIN void start_cluster(unsigned threads) {
     fresh_loads = 0;
-    std::memset(first_barrier, 0, sizeof first_barrier);
-    for (unsigned i = 0; i < threads; i++) {
+    box_count = 0;
+    for (unsigned rank = 0; rank < cluster_size; rank++) {
+        Block& block = blocks[rank];
+        std::memset(block.shared, POISON, shared_bytes);
+        std::memset(block.barriers, 0, sizeof block.barriers);
+        block.done = 0;
+    }
+    for (unsigned i = 0; i < threads * cluster_size; i++) {
         Fiber& fiber = fibers[i];
         fiber.state = State::READY;
-        fiber.thread = {i, 0, 0};
+        fiber.thread = {i % threads, 0, 0};
+        fiber.block = &blocks[i / threads];
         fiber.lane = i % LANES;
         fiber.warp = &warps[i / LANES];
         fiber.oldest = fiber.pending = fiber.group = 0;
@@ -677,6 +906,8 @@ CUDA_ON_HOST_PLAIN void start_block(unsigned threads) {
 // Runs each lane of a warp until it waits for the block or has returned, or the warp for a lane that does not come.
 CUDA_ON_HOST_PLAIN bool run_warp(unsigned warp, bool reversed) {
     bool moved = false;
+    block_index = fibers[warp * LANES].block->index;
+    shared = fibers[warp * LANES].block->shared;
     for (bool again = true; again && !failed;) {
         again = false;
         for (unsigned i = 0; i < LANES && !failed; i++) {
@@ -691,41 +922,84 @@ CUDA_ON_HOST_PLAIN bool run_warp(unsigned warp, bool reversed) {
     return moved;
 }
 
-CUDA_ON_HOST_PLAIN void report_deadlock(unsigned threads) {
-    unsigned at_block = 0, at_barrier = 0, done = 0, first = MOST_THREADS;
+// Who of a block waits for what; nothing, where all of it have returned.
+CUDA_ON_HOST_PLAIN int describe(const Block& block, unsigned threads, char* said, std::size_t room) {
+    const Fiber* const of = fibers + (&block - blocks) * threads;
+    unsigned at_block = 0, at_cluster = 0, at_barrier = 0, done = 0, first = threads, waits = threads;
     for (unsigned i = threads; i-- > 0;) {
-        at_block += fibers[i].state == State::BLOCK;
-        at_barrier += fibers[i].state == State::BARRIER;
-        done += fibers[i].state == State::DONE;
-        if (fibers[i].state == State::WARP) first = i;
+        at_block += of[i].state == State::BLOCK;
+        at_cluster += of[i].state == State::MEETING;
+        at_barrier += of[i].state == State::BARRIER;
+        done += of[i].state == State::DONE;
+        if (of[i].state == State::WARP) first = i;
+        if (of[i].state == State::BARRIER && of[i].barrier[3]) waits = i;
     }
-    if (first == MOST_THREADS)
-        return fail("deadlock in block (%u, %u, %u): %u threads wait at __syncthreads, %u have returned, and %u wait at a "
-                    "barrier in shared memory", block_index.x, block_index.y, block_index.z, at_block, done, at_barrier);
-    fail("deadlock in block (%u, %u, %u): %u threads wait at __syncthreads, %u have returned, and %u wait for lanes of "
-         "their warp (the first: thread %u at %s)", block_index.x, block_index.y, block_index.z, at_block, done,
-         threads - at_block - done, first, fibers[first].warp->at);
+    if (done == threads) return 0;
+    char meeting[48] = "", missing[100] = "", barrier[60] = "";
+    if (at_cluster) std::snprintf(meeting, sizeof meeting, "%u at meet_cluster, ", at_cluster);
+    if (at_barrier) std::snprintf(barrier, sizeof barrier, "%u at a barrier in shared memory, ", at_barrier);
+    if (waits < threads)
+        std::snprintf(missing, sizeof missing, " (thread %u: %u arrivals and %d bytes are missing)", waits,
+                      of[waits].barrier[0], static_cast<short>(of[waits].barrier[3]) * 16);
+    if (first == threads)
+        return std::snprintf(said, room,
+                             "block (%u, %u, %u): %u threads wait at __syncthreads, %s%u have returned, and %u wait at "
+                             "a barrier in shared memory%s", block.index.x, block.index.y, block.index.z, at_block,
+                             meeting, done, at_barrier, missing);
+    return std::snprintf(said, room,
+                         "block (%u, %u, %u): %u threads wait at __syncthreads, %s%s%u have returned, and %u wait for "
+                         "lanes of their warp (the first: thread %u at %s)", block.index.x, block.index.y,
+                         block.index.z, at_block, meeting, barrier, done,
+                         threads - at_block - at_cluster - at_barrier - done, first, of[first].warp->at);
 }
 
-CUDA_ON_HOST_PLAIN void run_block(unsigned threads, bool reversed) {
-    start_block(threads);
+CUDA_ON_HOST_PLAIN void report_deadlock(unsigned threads) {
+    char said[MOST_BLOCKS * 400] = "";
+    int length = 0;
+    for (unsigned rank = 0; rank < cluster_size; rank++) {
+        const int start = length ? length + 2 : 0;
+        const int more = describe(blocks[rank], threads, said + start, sizeof said - static_cast<std::size_t>(start));
+        if (more && length) std::memcpy(said + length, "; ", 2);
+        if (more) length = start + more;
+    }
+    fail("deadlock in %s", said);
+}
+
+// Where all who have not returned wait for a block, or for the cluster, they go on.
+CUDA_ON_HOST_PLAIN bool release(State at, Fiber* of, unsigned threads) {
+    unsigned waiting = 0, done = 0;
+    for (unsigned i = 0; i < threads; i++) {
+        waiting += of[i].state == at;
+        done += of[i].state == State::DONE;
+    }
+    if (!waiting || waiting + done < threads) return false;
+    for (unsigned i = 0; i < threads; i++)
+        if (of[i].state == at) of[i].state = State::READY;
+    return true;
+}
+
+CUDA_ON_HOST_PLAIN void run_cluster(unsigned threads, bool reversed) {
+    const unsigned all = threads * cluster_size;
+    start_cluster(threads);
     while (!failed) {
         bool moved = false;
-        for (unsigned i = 0; i < threads; i++)
-            if (fibers[i].state == State::BARRIER && *fibers[i].barrier % 2 != fibers[i].parity)
+        for (unsigned i = 0; i < all; i++)
+            if (fibers[i].state == State::BARRIER && fibers[i].barrier[2] % 2 != fibers[i].parity)
                 fibers[i].state = State::READY;
-        for (unsigned i = 0; i < threads / LANES && !failed; i++)
-            moved |= run_warp(reversed ? threads / LANES - 1 - i : i, reversed);
+        for (unsigned i = 0; i < all / LANES && !failed; i++)
+            moved |= run_warp(reversed ? all / LANES - 1 - i : i, reversed);
         if (moved || failed) continue;
-        unsigned at_block = 0, done = 0;
-        for (unsigned i = 0; i < threads; i++) {
-            at_block += fibers[i].state == State::BLOCK;
-            done += fibers[i].state == State::DONE;
+        unsigned done = 0;
+        for (unsigned rank = 0; rank < cluster_size; rank++) {
+            moved |= release(State::BLOCK, fibers + rank * threads, threads);
+            done += blocks[rank].done;
         }
-        if (done == threads) return;
-        if (at_block + done < threads) return report_deadlock(threads);
-        for (unsigned i = 0; i < threads; i++)
-            if (fibers[i].state == State::BLOCK) fibers[i].state = State::READY;
+        if (done == all) return;
+        if (moved || release(State::MEETING, fibers, all)) continue;
+        // Boxes that were asked for only when somebody waited already.
+        for (unsigned i = 0; i < all; i++)
+            if (fibers[i].state == State::BARRIER) moved |= finish_boxes(fibers[i].barrier, fibers[i].parity);
+        if (!moved) report_deadlock(threads);
     }
 }
 
@@ -734,15 +1008,16 @@ struct Memory {
     unsigned char* base = nullptr;
 
     bool take(unsigned threads, std::size_t bytes) {
-        stack_bytes = threads * STACK;
+        stack_bytes = threads * cluster_size * STACK;
         void* found = mmap(nullptr, stack_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                            -1, 0);
         if (found == MAP_FAILED) return false;
         stacks = static_cast<unsigned char*>(found);
-        for (unsigned i = 0; i < threads; i++) mprotect(stacks + i * STACK, GUARD, PROT_NONE);
+        for (unsigned i = 0; i < threads * cluster_size; i++) mprotect(stacks + i * STACK, GUARD, PROT_NONE);
         // 16 bytes past a multiple of 128: a kernel may count on no more than it asks for.
-        base = static_cast<unsigned char*>(std::aligned_alloc(128, (bytes + 16 + 127) / 128 * 128));
-        shared = base + 16;
+        const std::size_t pitch = (bytes + 16 + 127) / 128 * 128;
+        base = static_cast<unsigned char*>(std::aligned_alloc(128, pitch * cluster_size));
+        for (unsigned rank = 0; rank < cluster_size; rank++) blocks[rank].shared = base + rank * pitch + 16;
         shared_bytes = bytes;
         return base != nullptr;
     }
@@ -756,7 +1031,7 @@ struct Memory {
 
 template <class... P>
 int launch(void (*kernel)(P...), dim3 grid, unsigned threads, unsigned bytes, void** arguments, const void** starts,
-           const std::size_t* sizes, int reversed, char* said, int room) {
+           const std::size_t* sizes, int reversed, unsigned cluster, char* said, int room) {
     const std::lock_guard<std::mutex> alone(one_at_a_time);
     Memory memory;
     failed = false;
@@ -769,17 +1044,24 @@ int launch(void (*kernel)(P...), dim3 grid, unsigned threads, unsigned bytes, vo
     body = Call<P...>::run;
     grid_size = grid;
     block_size = {threads, 1, 1};
+    cluster_size = cluster;
     static_assert(sizeof...(P) <= MOST_RANGES, "few arguments");
     if (threads == 0 || threads > MOST_THREADS || threads % LANES)
         fail("a block of %u threads: whole warps, up to %u threads, are emulated", threads, MOST_THREADS);
+    else if (cluster == 0 || cluster > MOST_BLOCKS || cluster * threads > MOST_FIBERS || grid.x % cluster)
+        fail("a cluster of %u blocks of %u threads in a grid of %u: up to %u blocks and %u threads, which divide the "
+             "grid, are emulated", cluster, threads, grid.x, MOST_BLOCKS, MOST_FIBERS);
     else if (!memory.take(threads, bytes))
         fail("no memory");
-    const unsigned long long blocks = 1ull * grid.x * grid.y * grid.z;
-    for (unsigned long long i = 0; i < blocks && !failed; i++) {
-        const unsigned long long at = reversed ? blocks - 1 - i : i;
-        block_index = {static_cast<unsigned>(at % grid.x), static_cast<unsigned>(at / grid.x % grid.y),
-                       static_cast<unsigned>(at / grid.x / grid.y)};
-        run_block(threads, reversed != 0);
+    const unsigned along = failed ? 0 : grid.x / cluster;
+    const unsigned long long clusters = 1ull * along * grid.y * grid.z;
+    for (unsigned long long i = 0; i < clusters && !failed; i++) {
+        const unsigned long long at = reversed ? clusters - 1 - i : i;
+        for (unsigned rank = 0; rank < cluster; rank++)
+            blocks[rank].index = {static_cast<unsigned>(at % along) * cluster + rank,
+                                  static_cast<unsigned>(at / along % grid.y),
+                                  static_cast<unsigned>(at / along / grid.y)};
+        run_cluster(threads, reversed != 0);
     }
     std::snprintf(said, static_cast<std::size_t>(room), "%s", message);
     return failed;
@@ -836,7 +1118,7 @@ CUDA_ON_HOST_HIDDEN void __ubsan_handle_shift_out_of_bounds(const CudaOnHostPlac
     }                                                                                                               \
     extern "C" __attribute__((visibility("default"))) int cuda_on_host_run(                                         \
         unsigned x, unsigned y, unsigned z, unsigned threads, unsigned shared, void** arguments, const void** starts, \
-        const std::size_t* sizes, int reversed, char* message, int room) {                                          \
+        const std::size_t* sizes, int reversed, unsigned cluster, char* message, int room) {                        \
         return ::on_host::launch(kernel, dim3{x, y, z}, threads, shared, arguments, starts, sizes, reversed,        \
-                                 message, room);                                                                    \
+                                 cluster, message, room);                                                           \
     }

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from poot_executor.backends.cuda.boxes import Boxes
 from poot_executor.devices.private_folder import private_folder
 
 EMULATION = Path(__file__).with_name("cuda_on_host.h")
@@ -29,14 +30,15 @@ CHECKS = (
 FLAGS = (
     *("-O2", "-g1", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-fno-strict-aliasing", "-w"),
     *("-ffp-contract=off", "-fcf-protection=none", "-fno-stack-protector", "-fno-exceptions"),
-    "-fno-optimize-sibling-calls",  # so that a call's place is the kernel's line
+    # So that a call's place is the kernel's line.
+    *("-fno-optimize-sibling-calls", "-fno-crossjumping", "-fno-tree-tail-merge"),
     *(*CHECKS, "--param=asan-stack=0", "--param=asan-globals=0"),
 )
 MAIN = '#include "cuda_on_host.h"\n#include "{source}"\nCUDA_ON_HOST_ENTRY({kernel})\n'
 CODE = re.compile(r" \[code\+(0x[0-9a-f]+)\]")
 _SECONDS = 240
 
-Argument = torch.Tensor | int | float | None
+Argument = torch.Tensor | Boxes | int | float | None
 
 
 class HostCompileError(Exception):
@@ -73,18 +75,23 @@ class HostKernel:
         shared: int,
         arguments: Sequence[Argument],
         reversed: bool = False,
+        *,
+        cluster: int = 1,
     ) -> None:
         """Run every block; with `reversed` blocks, warps and lanes take turns from the last to the first.
 
         A tensor is given as the address of its first element, and the kernel may use the bytes of its elements alone;
-        None is a null pointer, an int an int32, a float a float32. Raises KernelFault, and TypeError or ValueError for
-        arguments that are not the kernel's.
+        Boxes are a BoxMap, None is a null pointer, an int an int32, a float a float32. `cluster`: so many blocks, next
+        to each other in x, run at the same time. Raises KernelFault, and TypeError or ValueError for arguments that are
+        not the kernel's.
         """
+        if cluster < 1 or grid[0] % cluster:
+            raise ValueError(f"clusters of {cluster} blocks in a grid of {grid[0]}")
         if len(arguments) != len(self.parameters):
             raise ValueError(f"{len(arguments)} arguments for {len(self.parameters)} parameters")
         values = [_value(at, *pair) for at, pair in enumerate(zip(self.parameters, arguments, strict=True))]
         count = len(values)
-        spans = [_span(value) if isinstance(value, torch.Tensor) else (None, 0) for value in arguments]
+        spans = [_span(value) for value in arguments]
         message = ctypes.create_string_buffer(600)
         failed = self._run(
             *map(ctypes.c_uint, (*grid, threads, shared)),
@@ -92,6 +99,7 @@ class HostKernel:
             (ctypes.c_void_p * count)(*(start for start, _ in spans)),
             (ctypes.c_size_t * count)(*(size for _, size in spans)),
             int(reversed),
+            cluster,
             message,
             len(message),
         )
@@ -109,21 +117,39 @@ class HostKernel:
         return f" [{', '.join(lines)}]" if lines else ""
 
 
-def _span(tensor: torch.Tensor) -> tuple[int | None, int]:
-    """Address and bytes from a tensor's first element to its last one."""
+class _BoxMap(ctypes.Structure):
+    """A BoxMap as cuda_on_host.h has it."""
+
+    _fields_ = (
+        ("base", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("rows", "columns", "pitch", "box_rows")),
+        ("unused", ctypes.c_int64 * 11),
+    )
+
+
+_Value = ctypes.c_void_p | ctypes.c_int32 | ctypes.c_float | _BoxMap
+
+
+def _span(argument: Argument) -> tuple[int | None, int]:
+    """Address and bytes from a tensor's first element to its last one; of what is no tensor, nothing."""
+    tensor = argument.tensor if isinstance(argument, Boxes) else argument
+    if not isinstance(tensor, torch.Tensor):
+        return None, 0
     if not tensor.numel():
         return tensor.data_ptr() or None, 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), (last + 1) * tensor.element_size()
 
 
-def _value(at: int, letter: str, argument: Argument) -> ctypes.c_void_p | ctypes.c_int32 | ctypes.c_float:
-    """An argument as the parameter has it: p a pointer, i an integer of 32 bits, f a float."""
+def _value(at: int, letter: str, argument: Argument) -> _Value:
+    """An argument as the parameter has it: p a pointer, m a map of boxes, i an integer of 32 bits, f a float."""
     match letter, argument:
         case "p", None:
             return ctypes.c_void_p(None)
         case "p", torch.Tensor() if argument.device.type == "cpu":
             return ctypes.c_void_p(argument.data_ptr())
+        case "m", Boxes(tensor=tensor, rows=rows) if tensor.device.type == "cpu":
+            return _BoxMap(tensor.data_ptr(), *tensor.shape, tensor.stride(0) * 2, rows)
         case "i", int() if not isinstance(argument, bool):
             if not -(2**31) <= argument < 2**31:
                 raise ValueError(f"argument {at}: {argument} is no int32")

@@ -12,26 +12,32 @@ from typing import Any
 
 import torch
 
+from poot_executor.backends.cuda.boxes import Boxes, encode
 from poot_executor.backends.cuda.nvrtc import ProgramError
 from poot_executor.backends.triton.failure import failure
 from poot_executor.errors import BackendUnavailableError, CapacityError, DeviceError, GraphError
 
 # Numbers of cuda.h.
 _MOST_THREADS, _LOCAL_BYTES, _REGISTERS, _MOST_DYNAMIC_SHARED = 0, 3, 4, 8  # CU_FUNC_ATTRIBUTE_...
-_PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_...
+_CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # CU_LAUNCH_ATTRIBUTE_...
 _OUT_OF_MEMORY = 2
 # After these the context is well, the request was not: invalid value, image, context; no binary for this GPU; PTX
 # that is invalid or too new; nothing of that name; more registers or shared memory than there are.
 _REFUSALS = {1, 200, 201, 209, 218, 222, 500, 701}
 _GRID = (2**31 - 1, 2**16 - 1, 2**16 - 1)
 
-Argument = torch.Tensor | int | float | None
+Argument = torch.Tensor | Boxes | int | float | None
 
 
 class _LaunchAttribute(ctypes.Structure):
     """CUlaunchAttribute: 72 bytes, the union of its values 64 bytes at 8."""
 
-    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("pad", ctypes.c_char * 4),
+        ("value", ctypes.c_uint * 3),
+        ("rest", ctypes.c_char * 52),
+    )
 
 
 class _LaunchConfig(ctypes.Structure):
@@ -66,19 +72,32 @@ class Kernel:
         self._shared, self._lock = self._attribute(_MOST_DYNAMIC_SHARED), threading.Lock()
 
     def bind(
-        self, grid: tuple[int, int, int], threads: int, shared: int, arguments: Sequence[Argument], pdl: bool
+        self,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared: int,
+        arguments: Sequence[Argument],
+        *,
+        pdl: bool,
+        cluster: int = 1,
     ) -> Callable[[], None]:
         """A call that launches the kernel on torch's current stream, as often as one likes, also under capture.
 
-        A tensor goes as its address (the call keeps it alive), an int as int32, a float as float32, None as a null
-        pointer. `shared` is bytes of dynamic shared memory. `pdl`: the kernel may start before its predecessor ends,
-        and waits for it itself. Raises GraphError for what does not fit, ProgramError for what the driver refuses.
+        A tensor goes as its address (the call keeps it alive), boxes as their map, an int as int32, a float as float32,
+        None as a null pointer. `shared` is bytes of dynamic shared memory. `pdl`: the kernel may start before its
+        predecessor ends, and waits for it itself. `cluster`: blocks of a cluster, as the kernel says; then no more of
+        them are launched than run at once. Raises GraphError for what does not fit, ProgramError for what the driver
+        refuses.
         """
         cells = [_cell(self.name, argument) for argument in arguments]
         self._check(grid, threads, shared, cells)
         self._allow(shared)
         parameters = (ctypes.c_void_p * len(cells))(*map(ctypes.addressof, cells))
-        attribute = _LaunchAttribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
+        if cluster > 1:
+            if grid[0] % cluster:
+                raise GraphError(f"{self.name}: no grid of clusters of {cluster} is {grid}")
+            grid = (min(grid[0], cluster * self._clusters(grid, threads, shared, cluster)), *grid[1:])
+        attribute = _LaunchAttribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, value=(1, 0, 0))
         bound = _LaunchConfig(grid, (threads, 1, 1), shared, None, ctypes.pointer(attribute), int(pdl))
         function, name, kept = self._function, self.name, (cells, attribute, tuple(arguments))
         enqueue = _library().cuLaunchKernelEx
@@ -101,6 +120,16 @@ class Kernel:
         # A missing argument would be read from beyond the others.
         if self._sizes is not None and sizes != self._sizes:
             raise GraphError(f"{self.name}: arguments of {sizes} bytes, and it takes {self._sizes}")
+
+    def _clusters(self, grid: tuple[int, int, int], threads: int, shared: int, cluster: int) -> int:
+        """How many clusters run at once."""
+        attribute = _LaunchAttribute(id=_CLUSTER_DIMENSION, value=(cluster, 1, 1))
+        config, count = _LaunchConfig(grid, (threads, 1, 1), shared, None, ctypes.pointer(attribute), 1), ctypes.c_int()
+        status = _library().cuOccupancyMaxActiveClusters(ctypes.byref(count), self._function, ctypes.byref(config))
+        _require(status, f"asking how many clusters of {self.name} there may be")
+        if not count.value:
+            raise ProgramError(f"this GPU runs no clusters of {cluster} blocks of {self.name}")
+        return count.value
 
     def _allow(self, shared: int) -> None:
         """Raise the kernel's bound on dynamic shared memory. Never lower: earlier launches need theirs."""
@@ -179,10 +208,11 @@ def _cell(name: str, argument: Argument) -> Any:
     """An argument as the kernel reads it."""
     if argument is None:
         return ctypes.c_void_p()
-    if isinstance(argument, torch.Tensor):
-        if not argument.is_cuda:
-            raise GraphError(f"{name}: a tensor on {argument.device} is none that the GPU reads")
-        return ctypes.c_void_p(argument.data_ptr())
+    if isinstance(argument, torch.Tensor | Boxes):
+        tensor = argument.tensor if isinstance(argument, Boxes) else argument
+        if not tensor.is_cuda:
+            raise GraphError(f"{name}: a tensor on {tensor.device} is none that the GPU reads")
+        return encode(argument) if isinstance(argument, Boxes) else ctypes.c_void_p(tensor.data_ptr())
     if isinstance(argument, int):
         if not -(2**31) <= argument < 2**31:
             raise GraphError(f"{name}: {argument} is no 32-bit integer")

@@ -167,21 +167,99 @@ __device__ __forceinline__ void barrier_arrive_copied(void* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(at) : "memory");
 }
 
+#if __CUDA_ARCH__ >= 900
+#define BARRIER_WAIT "mbarrier.try_wait"  // which may sleep
+#else
+#define BARRIER_WAIT "mbarrier.test_wait"
+#endif
+
 // Until the phase of this parity, counted from 0, is over.
 __device__ __forceinline__ void barrier_wait(void* barrier, unsigned parity) {
   unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(barrier)), over = 0;
   while (!over)
-    asm volatile("{.reg .pred over; mbarrier.test_wait.parity.shared.b64 over, [%1], %2; selp.u32 %0, 1, 0, over;}"
+    asm volatile("{.reg .pred over; " BARRIER_WAIT ".parity.shared.b64 over, [%1], %2; selp.u32 %0, 1, 0, over;}"
                  : "=r"(over)
                  : "r"(at), "r"(parity)
                  : "memory");
 }
 
+// One of the block's barriers, 1 to 15, for whole warps of COUNT threads: meet there, or come without waiting.
+template <int COUNT>
+__device__ __forceinline__ void meet(int barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(COUNT) : "memory");
+}
+
+template <int COUNT>
+__device__ __forceinline__ void come(int barrier) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(COUNT) : "memory");
+}
+
 // Wait for the first COUNT threads of the block only.
 template <int COUNT>
 __device__ __forceinline__ void sync_first() {
-  asm volatile("bar.sync 1, %0;" ::"n"(COUNT) : "memory");
+  meet<COUNT>(1);
 }
+
+#if __CUDA_ARCH__ >= 900
+// A matrix of bfloat16 as the copy engine takes it (CUtensorMap): boxes are 64 columns of so many rows. A box lies in
+// shared memory as rows of 128 bytes, in which chunks of 16 bytes have changed places by exclusive or with the row modulo
+// 8. What is outside of the matrix is zero.
+struct alignas(64) BoxMap {
+  unsigned long long words[16];
+};
+
+// Copy the box from `column` and `row` on, without waiting. Its bytes count at `barrier`.
+__device__ __forceinline__ void load_box(void* to_shared, const BoxMap& map, int column, int row, void* barrier) {
+  unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
+  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(&map), "r"(column), "r"(row), "r"(at)
+      : "memory");
+}
+
+// The same, to the same place of every block of the cluster whose bit is set, at the same barrier of each.
+__device__ __forceinline__ void load_box_to(void* to_shared, const BoxMap& map, int column, int row, void* barrier,
+                                            unsigned short blocks) {
+  unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
+  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(&map), "r"(column), "r"(row), "r"(at), "h"(blocks)
+      : "memory");
+}
+
+// Arrive; the phase is over only when so many bytes more have come.
+__device__ __forceinline__ void barrier_expect(void* barrier, int bytes) {
+  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+  asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;}" ::"r"(at), "r"(bytes) : "memory");
+}
+
+// Arrive at the same barrier of a block of the cluster.
+__device__ __forceinline__ void barrier_arrive_in(void* barrier, int block) {
+  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+  asm volatile(
+      "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
+      "mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(at),
+      "r"(block)
+      : "memory");
+}
+
+// All threads of all blocks of the cluster meet. Barriers that one of them made before are there for all.
+__device__ __forceinline__ void meet_cluster() {
+  asm volatile(
+      "fence.mbarrier_init.release.cluster; barrier.cluster.arrive.release.aligned; "
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+
+__device__ __forceinline__ int block_of_cluster() {
+  int rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+#endif
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Asynchronous products of a warpgroup: c (64, N) += a (64, 16) * b, without waiting, c being N / 2 numbers of a thread.
@@ -204,6 +282,7 @@ __device__ __forceinline__ unsigned long long tile_descriptor(const unsigned cha
 #define SIXTEEN_OF(c, i) FOUR_OF(c, i), FOUR_OF(c, i + 4), FOUR_OF(c, i + 8), FOUR_OF(c, i + 12)
 #define OPERANDS_32(c) SIXTEEN_OF(c, 0), SIXTEEN_OF(c, 16)
 #define OPERANDS_64(c) OPERANDS_32(c), SIXTEEN_OF(c, 32), SIXTEEN_OF(c, 48)
+#define OPERANDS_128(c) OPERANDS_64(c), SIXTEEN_OF(c, 64), SIXTEEN_OF(c, 80), SIXTEEN_OF(c, 96), SIXTEEN_OF(c, 112)
 #define PLACES_32 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -211,6 +290,21 @@ __device__ __forceinline__ unsigned long long tile_descriptor(const unsigned cha
   PLACES_32 ", " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+#define PLACES_128 \
+  PLACES_64 ", " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+
+// Both operands in shared memory.
+#define MULTIPLY_TILES(N, COUNT, A, B)                                                                    \
+  asm volatile(                                                                                           \
+      "{.reg .pred add; setp.ne.b32 add, 1, 0; wgmma.mma_async.sync.aligned.m64n" #N                      \
+      "k16.f32.bf16.bf16 {" PLACES_##COUNT "}, " A ", " B ", add, 1, 1, 0, 0;}"                           \
+      : OPERANDS_##COUNT(c)                                                                               \
+      : "l"(tile_descriptor(a_tile, slab * 32, 16)), "l"(tile_descriptor(b_tile, slab * 32, 16)))
 
 #define MULTIPLY_ASYNC(N, COUNT, TURNED, A, B, DESCRIPTOR)                                      \
   asm volatile(                                                                                 \
@@ -227,6 +321,17 @@ __device__ __forceinline__ void multiply_async(float (&c)[32], const unsigned (&
 __device__ __forceinline__ void multiply_async(float (&c)[64], const unsigned (&a)[4], const unsigned char* tile,
                                                int slab) {
   MULTIPLY_ASYNC(128, 64, 0, "{%64, %65, %66, %67}", "%68", tile_descriptor(tile, slab * 32, 16));
+}
+
+// a is in shared memory too: its tile's rows are 64 rows of a.
+__device__ __forceinline__ void multiply_async(float (&c)[64], const unsigned char* a_tile, const unsigned char* b_tile,
+                                               int slab) {
+  MULTIPLY_TILES(128, 64, "%64", "%65");
+}
+
+__device__ __forceinline__ void multiply_async(float (&c)[128], const unsigned char* a_tile, const unsigned char* b_tile,
+                                               int slab) {
+  MULTIPLY_TILES(256, 128, "%128", "%129");
 }
 
 __device__ __forceinline__ void multiply_async_rows(float (&c)[32], const unsigned (&a)[4], const unsigned char* tile,
@@ -248,6 +353,25 @@ __device__ __forceinline__ void multiply_commit() { asm volatile("wgmma.commit_g
 template <int LEFT>
 __device__ __forceinline__ void multiply_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+// The same, for those whose results are read: no earlier than here.
+template <int LEFT>
+__device__ __forceinline__ void multiply_wait(float (&c)[32]) {
+  multiply_wait<LEFT>();
+  asm volatile("" : OPERANDS_32(c));
+}
+
+template <int LEFT>
+__device__ __forceinline__ void multiply_wait(float (&c)[64]) {
+  multiply_wait<LEFT>();
+  asm volatile("" : OPERANDS_64(c));
+}
+
+template <int LEFT>
+__device__ __forceinline__ void multiply_wait(float (&c)[128]) {
+  multiply_wait<LEFT>();
+  asm volatile("" : OPERANDS_128(c));
 }
 
 // Between what was put into shared memory and asynchronous products that read it.

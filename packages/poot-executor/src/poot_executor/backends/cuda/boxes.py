@@ -1,0 +1,75 @@
+"""Matrices as Hopper's copy engine takes them: in boxes of rows of 128 bytes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from poot_executor.errors import BackendUnavailableError, GraphError
+
+MAP_BYTES, _MAP_ALIGNMENT = 128, 64
+COLUMNS = 64  # of a box: 128 bytes
+_MOST_ROWS = 256
+# Numbers of cuda.h: CU_TENSOR_MAP_...
+_BFLOAT16, _INTERLEAVE_NONE, _SWIZZLE_128, _L2_256, _FILL_ZEROS = 9, 0, 3, 3, 0
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """A matrix (R, C) of bfloat16, columns next to each other, that a kernel copies in boxes (rows, 64).
+
+    A box lies in shared memory as rows of 128 bytes, in which chunks of 16 bytes have changed places by exclusive or
+    with the row modulo 8. What is outside of the matrix is zero. A kernel takes it as `const __grid_constant__ BoxMap`.
+    Raises GraphError for a matrix that the engine does not take.
+    """
+
+    tensor: torch.Tensor
+    rows: int
+
+    def __post_init__(self) -> None:
+        tensor = self.tensor
+        wrong = (
+            tensor.dtype != torch.bfloat16
+            or tensor.dim() != 2
+            or tensor.stride(1) != 1
+            or tensor.stride(0) % 8
+            or tensor.data_ptr() % 16
+            or not 1 <= self.rows <= _MOST_ROWS
+        )
+        if wrong:
+            raise GraphError(f"no boxes of {self.rows} rows are cut from {tuple(tensor.shape)} {tensor.dtype}")
+
+
+class BoxMap(ctypes.Structure):
+    """CUtensorMap: 128 bytes that only the driver knows."""
+
+    _fields_ = (("words", ctypes.c_uint64 * 16),)
+
+
+def encode(boxes: Boxes) -> BoxMap:
+    """The map that a kernel is given. Raises GraphError where the driver refuses it, BackendUnavailableError."""
+    tensor, room = boxes.tensor, ctypes.create_string_buffer(MAP_BYTES + _MAP_ALIGNMENT)
+    made = BoxMap.from_buffer(room, -ctypes.addressof(room) % _MAP_ALIGNMENT)
+    rows, columns = tensor.shape
+    status = _encoder()(
+        ctypes.byref(made), _BFLOAT16, 2, ctypes.c_void_p(tensor.data_ptr()),
+        (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(tensor.stride(0) * 2),
+        (ctypes.c_uint32 * 2)(COLUMNS, boxes.rows), (ctypes.c_uint32 * 2)(1, 1),
+        _INTERLEAVE_NONE, _SWIZZLE_128, _L2_256, _FILL_ZEROS,
+    )  # fmt: skip
+    if status:
+        raise GraphError(f"the driver cuts no boxes of {boxes.rows} rows from {tuple(tensor.shape)}: status {status}")
+    return made
+
+
+@cache
+def _encoder() -> Callable[..., int]:
+    try:
+        encoder: Callable[..., int] = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+    except (OSError, AttributeError) as error:
+        raise BackendUnavailableError(f"the NVIDIA driver has no maps of tensors: {error}") from error
+    return encoder
