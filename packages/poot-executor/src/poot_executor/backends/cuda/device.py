@@ -12,6 +12,7 @@ import torch
 
 from poot_executor.backends.cuda import attend_prompt, nvml, nvrtc, packed_dot, packed_product
 from poot_executor.backends.cuda.attend_check import agrees
+from poot_executor.backends.cuda.dense_gated import DENSE_KERNELS
 from poot_executor.backends.cuda.driver import Argument, load
 from poot_executor.backends.cuda.programs import Program, cubin
 from poot_executor.backends.triton.graphs import GraphDevice
@@ -45,11 +46,20 @@ class CudaDevice(GraphDevice):
         self._images: dict[Program, Future[bytes]] = {}
         if properties.major < 9:
             self.kernels = TRITON_KERNELS
+        elif self.wide and self._compilers is not None:
+            self.kernels = self.kernels.preferring(DENSE_KERNELS)
 
     def bind(
-        self, program: Program, grid: tuple[int, int, int], threads: int, shared: int, arguments: Sequence[Argument]
+        self,
+        program: Program,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared: int,
+        arguments: Sequence[Argument],
+        *,
+        cluster: int = 1,
     ) -> Callable[[], None]:
-        """A launch of a kernel in CUDA C++. `shared`: bytes of shared memory.
+        """A launch of a kernel in CUDA C++. `shared`: bytes of shared memory; `cluster`: blocks that are one.
 
         What is not on the disk is compiled meanwhile, several programs at once; the first launch waits for it.
         """
@@ -59,7 +69,8 @@ class CudaDevice(GraphDevice):
 
         @cache
         def bound() -> Callable[[], None]:
-            return load(image.result(), program.kernel).bind(grid, threads, shared, arguments, pdl)
+            kernel = load(image.result(), program.kernel)
+            return kernel.bind(grid, threads, shared, arguments, pdl=pdl, cluster=cluster)
 
         def launch() -> None:
             bound()()
@@ -96,7 +107,7 @@ class CudaDevice(GraphDevice):
 
     @cached_property
     def _compilers(self) -> ThreadPoolExecutor | None:
-        """Threads that compile, made for the first kernel that is wanted: a start without any loads no NVRTC."""
+        """Threads that compile, made for the first kernel that is wanted: before Hopper a start may want none."""
         return ThreadPoolExecutor(min(_MOST_COMPILERS, os.cpu_count() or 1), "compile") if self._compiles() else None
 
     def _compiles(self) -> bool:

@@ -15,7 +15,7 @@ __device__ __forceinline__ float warp_sum(float value) {
 
 __device__ __forceinline__ float gate(float value, float up) {
   float inner = GATE == 2 ? 1.5957691216057308f * (value + 0.044715f * value * value * value) : value;
-  return value / (1.f + __expf(-inner)) * up;
+  return __fdividef(value, 1.f + __expf(-inner)) * up;
 }
 
 // 1 / rms of a row of k columns whose sums of squares these are, by a warp.

@@ -1,0 +1,125 @@
+"""Gated products of many rows with dense weights on Hopper, by a kernel in CUDA C++ (`source/dense_gated.cu`).
+
+The library has as fast a product, but leaves the activation to a kernel of its own, which reads and writes the results
+again. Of the other products of a decoder the library's were the faster (H200, 2,048 and 8,192 tokens of an 8B decoder),
+with the residual's addition and the norms in this kernel too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from poot_executor.backends.cuda.boxes import COLUMNS, Boxes
+from poot_executor.backends.cuda.programs import Program
+from poot_executor.backends.triton.kernels.gated import GatedLinearKernel
+from poot_executor.backends.triton.kernels.kernel import PACKED, UNBOUNDED, is_packed, live_index, view
+from poot_executor.backends.triton.kernels.pointwise import GATES
+from poot_executor.backends.triton.kernels.products import MOST_ROWS
+from poot_executor.ir.types import DType
+from poot_executor.kernels.kernel import KernelTable, Operands, Site
+from poot_executor.ops import GatedLinear
+
+# For Hopper, to be preferred to all others.
+DENSE_KERNELS = KernelTable("ptx")
+
+_TILE = 128  # rows of x, and of gate and up each
+_THREADS = 384
+_STAGES = 4
+_STAGE_BYTES = 3 * _TILE * 128
+_STAGED_BYTES = _TILE * (_TILE + 8) * 2
+_BAND_ROWS = 2048  # whose columns stay in the cache while weights go by
+_ALIGNMENT = 8  # columns and results that are read or written at once
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """`cluster` blocks share gate and up; a band has so many rows of x."""
+
+    cluster: int
+    band_rows: int = _BAND_ROWS
+
+    @property
+    def shared(self) -> int:
+        return _STAGES * (_STAGE_BYTES + 16) + _STAGED_BYTES
+
+
+def tiles(rows: int, n: int) -> int:
+    return -(-rows // _TILE) * -(-n // _TILE)
+
+
+def tiling(rows: int) -> Tiling:
+    """Clusters read less; they have two tiles of rows each."""
+    return Tiling(2 if -(-rows // _TILE) % 2 == 0 else 1)
+
+
+def program(how: Tiling, activation: str, live: int, *, pdl: bool) -> Program:
+    macros = {
+        "GATE": GATES[activation], "CLUSTER": how.cluster, "STAGES": _STAGES,
+        "BAND": how.band_rows // (_TILE * how.cluster), "LIVE": live, "PDL": pdl,
+    }  # fmt: skip
+    given = tuple((name, int(value)) for name, value in macros.items())
+    return Program("dense_gated.cu", "dense_gated", given, own=True)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedProduct:
+    """act(x gate^T) * (x up^T), x (rows, k), `weight` gate and up (2 n, k), out (rows, n), all bfloat16.
+
+    n and k are multiples of 8, k is 64 or more.
+    """
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    out: torch.Tensor
+    activation: str
+
+    def bind(self, live: int, device: Any, *, how: Tiling | None = None) -> Callable[[], object]:
+        """The launch. `live`: which of the live counts bounds rows."""
+        (rows, k), n = self.x.shape, self.out.shape[1]
+        how = how or tiling(rows)
+        grid = max(1, min(device.processors // how.cluster, tiles(rows, n))) * how.cluster
+        made = program(how, self.activation, live, pdl=device.pdl)
+        arguments = Boxes(self.x, _TILE), Boxes(self.weight, _TILE), self.out, device.live, rows, n, k
+        bound: Callable[[], object] = device.bind(
+            made, (grid, 1, 1), _THREADS, how.shared, arguments, cluster=how.cluster
+        )
+        return bound
+
+
+@DENSE_KERNELS.register(GatedLinear)
+class DenseGatedKernel(GatedLinearKernel):
+    """The device tells whether this or the library's product, and the activation after it, is the faster way."""
+
+    name = "gated product"
+
+    def accepts(self, site: Site) -> str | None:
+        if is_packed(site):
+            return PACKED
+        x, out = site.inputs[0], site.outputs[0]
+        if len(x.shape) != 2 or x.shape[0] <= MOST_ROWS:
+            return f"{MOST_ROWS} rows or fewer"
+        if x.dtype is not DType.BF16:
+            return "not bfloat16"
+        if x.shape[1] % _ALIGNMENT or out.shape[1] % _ALIGNMENT:
+            return f"rows are not multiples of {_ALIGNMENT}"
+        return None if x.shape[1] >= COLUMNS else f"fewer than {COLUMNS} columns"
+
+    def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
+        ways, live = (self.own, super().call), device.live
+        device.live = torch.full_like(live, UNBOUNDED)  # while they are timed
+        try:
+            bound = [way(site, operands, device) for way in ways]
+            fastest: int = device.fastest((site.op, site.inputs[0].shape, site.outputs[0].shape), bound)
+        finally:
+            device.live = live
+        return ways[fastest](site, operands, device)
+
+    def own(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
+        op = site.op
+        assert isinstance(op, GatedLinear)
+        product = GatedProduct(view(operands.input(0)), operands.held[0], view(operands.outputs[0]), op.activation)
+        return product.bind(live_index(site.inputs[0]), device)

@@ -1,0 +1,299 @@
+"""Gated products of many rows in CUDA C++, run on the host by emulation, against the definition in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import pytest
+import torch
+from cuda_host_device import HostDevice
+from cuda_on_host import compiler
+
+from poot_executor.backends.cuda.boxes import Boxes
+from poot_executor.backends.cuda.dense_gated import DenseGatedKernel, GatedProduct, Tiling, tiling
+from poot_executor.backends.triton.kernels.gated import GatedLinearKernel
+from poot_executor.backends.triton.memory import TorchAllocation
+from poot_executor.encodings import Dense, Encoding, Ggml
+from poot_executor.errors import GraphError
+from poot_executor.ir import DType
+from poot_executor.ir.types import TensorType
+from poot_executor.kernels import Operand, Operands, Site
+from poot_executor.ops import GatedLinear
+
+emulated = pytest.mark.skipif(compiler() is None, reason="no g++ to compile kernels with")
+TILE = 128
+# Results are rounded to bfloat16, sums are float32.
+TOLERANCE = 2**-8
+
+
+@dataclass(frozen=True)
+class Case:
+    """`live` rows of `rows`, of a count that stands at `index` in the device's."""
+
+    rows: int
+    n: int = 136
+    k: int = 72
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    how: Tiling | None = None
+    live: int = 2**30
+    index: int = 0
+    processors: int = 3
+
+
+def product(case: Case) -> tuple[GatedProduct, torch.Tensor]:
+    """A product over noise, its results infinite as yet, and what is wanted."""
+    noise = torch.Generator().manual_seed(case.rows)
+    # What is beside x, and after its live rows, is not a number.
+    x = torch.full((case.rows, case.k + 8), torch.nan).bfloat16()[:, : case.k]
+    used = min(case.rows, case.live)
+    x[:used] = torch.randn(used, case.k, generator=noise).bfloat16()
+    weight = (torch.randn(2 * case.n, case.k, generator=noise) * 2 * case.k**-0.5).bfloat16()
+    gate, up = (x.double() @ half.double().T for half in weight.split(case.n))
+    if case.activation == "silu":
+        acted = gate / (1 + torch.exp(-gate))
+    else:
+        acted = gate / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
+    out = torch.full((case.rows, case.n), torch.inf).bfloat16()
+    return GatedProduct(x, weight, out, case.activation), acted * up
+
+
+def host(case: Case) -> HostDevice:
+    device = HostDevice()
+    device.processors = case.processors
+    # The others must not matter.
+    device.live.fill_(1)
+    device.live[case.index] = case.live
+    return device
+
+
+def check(case: Case, *, backwards: bool = False) -> torch.Tensor:
+    """The results, after those of live rows have been compared and the others found as they were."""
+    it, wanted = product(case)
+    device = host(case)
+    device.backwards = backwards
+    launch = it.bind(case.index, device, how=case.how)
+    launch()
+    live, touched = min(case.rows, case.live), -(-case.live // TILE) * TILE
+    found, wanted = it.out[:live].double(), wanted[:live]
+    assert bool(torch.isfinite(found).all())
+    assert float((found - wanted).norm()) <= TOLERANCE * float(wanted.norm())
+    torch.testing.assert_close(found, wanted, rtol=TOLERANCE, atol=1e-4)
+    assert bool(torch.isinf(it.out[touched:]).all())
+    first = it.out.clone()
+    launch()  # nothing is left of the first time
+    assert torch.equal(first[:live], it.out[:live])
+    return first
+
+
+# Bands of two tiles, or of two pairs of them, so that a tall product has several.
+LOW_BANDS = {1: Tiling(1, 256), 2: Tiling(2, 512)}
+
+
+@emulated
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("rows", [33, 128, 129, 200, 300])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gated_products(activation: Literal["silu", "gelu_tanh"], rows: int, cluster: int) -> None:
+    """n and k are no multiples of a tile's."""
+    silu = activation == "silu"
+    how = Tiling(cluster) if silu else LOW_BANDS[cluster]
+    check(Case(rows, activation=activation, how=how, index=0 if silu else 3))
+
+
+CASES = [
+    Case(40, n=8, k=64),
+    Case(128, n=128, k=64),
+    Case(140, n=24, k=328),  # more steps than stages
+    Case(260, n=264, k=200, processors=1),
+    Case(130, n=264, k=200, processors=2),  # one cluster
+    Case(600, k=136, activation="gelu_tanh", how=LOW_BANDS[1], index=3, processors=4),
+    Case(1100, activation="gelu_tanh", how=LOW_BANDS[2], index=3, processors=5),
+    Case(200, n=264, k=72, processors=132),  # more blocks than tiles
+    Case(300, processors=132),
+]
+
+
+@emulated
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_blocks_share_the_tiles_of_a_product(case: Case) -> None:
+    """Fewer blocks than tiles, and more; products of one tile and of several bands."""
+    check(case)
+
+
+@emulated
+@pytest.mark.parametrize("live", [0, 1, 64, 127, 128, 129, 256, 257, 299])
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_rows_that_are_not_live_cost_nothing(cluster: int, live: int) -> None:
+    """Results after the last live row's tile are left as they were; the other rows of x are not numbers."""
+    check(Case(300, how=Tiling(cluster), live=live, processors=2))
+
+
+@emulated
+@pytest.mark.parametrize("case", [Case(300), Case(200), Case(129, n=264, processors=2, live=128)], ids=str)
+def test_results_do_not_depend_on_who_comes_first(case: Case) -> None:
+    """Whoever is ahead, stages are neither read too early nor written over too early."""
+    forward, backward = check(case), check(case, backwards=True)
+    live = min(case.rows, case.live)
+    assert torch.equal(forward[:live], backward[:live])
+
+
+def test_clusters_are_made_where_no_tile_is_left_over() -> None:
+    rows = (33, 128, 129, 256, 257, 384, 385, 2048)
+    assert [tiling(count).cluster for count in rows] == [1, 1, 2, 2, 1, 1, 2, 2]
+    # What a block may have on Hopper (CUDA C++ Programming Guide, technical specifications).
+    assert tiling(2048).shared <= 227 * 1024
+
+
+def site(
+    rows: tuple[int, ...] = (64, 72), n: int = 136, dtype: DType = DType.BF16, encoding: Encoding | None = None
+) -> Site:
+    x, weight = TensorType(rows, dtype, "tokens"), TensorType((n, rows[-1]), dtype)
+    encodings = (None, *(encoding or Dense("BF16"),) * 2)
+    out = TensorType((*rows[:-1], n), dtype, "tokens")
+    return Site(GatedLinear("silu"), (x, weight, weight), (out,), (None, "gate", "up"), encodings, dtype)
+
+
+@pytest.mark.parametrize(
+    ("refused", "reason"),
+    [
+        (site((32, 72)), "32 rows or fewer"),
+        (site((1, 72)), "32 rows or fewer"),
+        (site((2, 64, 72)), "rows"),
+        (site(dtype=DType.F32), "not bfloat16"),
+        (site(dtype=DType.F16), "not bfloat16"),
+        (site((64, 68)), "multiples of 8"),
+        (site(n=132), "multiples of 8"),
+        (site((64, 56)), "64"),
+        (site((64, 256), encoding=Ggml("Q4_K")), "packed"),
+    ],
+)
+def test_what_it_does_not_take_has_a_reason(refused: Site, reason: str) -> None:
+    said = DenseGatedKernel().accepts(refused)
+    assert said is not None
+    assert reason in said
+
+
+@pytest.mark.parametrize("taken", [site(), site((33, 64), 8), site((2048, 4096), 14336)], ids=lambda it: str(it.inputs))
+def test_what_it_takes(taken: Site) -> None:
+    assert DenseGatedKernel().accepts(taken) is None
+
+
+class Timing(HostDevice):
+    """Says which way is the fastest, and what the live counts were then."""
+
+    def __init__(self, choice: int = 0, error: Exception | None = None) -> None:
+        super().__init__()
+        self.choice, self.error = choice, error
+        self.while_timed: list[torch.Tensor] = []
+        self.sites: list[Any] = []
+
+    def fastest(self, site: object, calls: Sequence[Callable[[], object]]) -> int:
+        self.while_timed.append(self.live.clone())
+        self.sites.append(site)
+        for call in calls:
+            call()
+        if self.error is not None:
+            raise self.error
+        return self.choice
+
+
+def operand(tensor: torch.Tensor) -> Operand:
+    shape = TensorType(tuple(tensor.shape), DType.BF16, "tokens")
+    return Operand(shape, TorchAllocation(tensor.view(-1).view(torch.uint8)), 0, tensor.stride())
+
+
+@dataclass(frozen=True)
+class Called:
+    """A product of 300 rows, and what the library's way, which does nothing, was bound to or run with."""
+
+    product: GatedProduct
+    wanted: torch.Tensor
+    operands: Operands
+    said: list[tuple[str, int]]
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> Called:
+    said: list[tuple[str, int]] = []
+    it, wanted = product(Case(300))
+    it = replace(it, x=it.x.contiguous())
+
+    def library(_self: object, _site: Site, _operands: Operands, device: HostDevice) -> Callable[[], object]:
+        live = device.live
+        said.append(("bound", int(live[0])))
+        return lambda: said.append(("run", int(live[0])))
+
+    monkeypatch.setattr(GatedLinearKernel, "call", library)
+    operands = Operands((operand(it.x), None, None), (operand(it.out),), (it.weight,), None)
+    return Called(it, wanted, operands, said)
+
+
+@emulated
+@pytest.mark.parametrize("choice", [0, 1], ids=["its own", "the library's"])
+def test_both_ways_are_timed_with_all_rows_and_the_faster_is_bound_to_the_live_ones(
+    called: Called, choice: int
+) -> None:
+    device, out = Timing(choice), called.product.out
+    device.live[0] = 100
+    kept = device.live
+    launch = DenseGatedKernel().call(site((300, 72)), called.operands, device)
+    assert device.live is kept
+    assert int(kept[0]) == 100
+    [timed] = device.while_timed
+    assert bool((timed >= 300).all())
+    # The way of its own has made all rows, then the library's has run.
+    torch.testing.assert_close(out.double(), called.wanted, rtol=TOLERANCE, atol=1e-4)
+    assert called.said == [("bound", 2**30), ("run", 2**30), *([("bound", 100)] if choice else [])]
+    assert device.sites == [(GatedLinear("silu"), (300, 72), (300, 136))]
+    called.said.clear()
+    out.fill_(torch.inf)
+    launch()
+    if choice:
+        assert called.said == [("run", 100)]
+        return
+    assert called.said == []
+    torch.testing.assert_close(out[:100].double(), called.wanted[:100], rtol=TOLERANCE, atol=1e-4)
+    assert bool(torch.isinf(out[TILE:]).all())
+
+
+@emulated
+def test_the_live_counts_come_back_where_timing_fails(called: Called) -> None:
+    device = Timing(error=RuntimeError("the GPU fails"))
+    kept = device.live
+    with pytest.raises(RuntimeError, match="the GPU fails"):
+        DenseGatedKernel().call(site((300, 72)), called.operands, device)
+    assert device.live is kept
+    assert kept.tolist() == [0, 0, 0, 2**30]
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "rows"),
+    [
+        (numbers(16, 64).half(), 8),
+        (numbers(16, 64).float(), 8),
+        (numbers(64), 8),
+        (numbers(2, 16, 64), 8),
+        (numbers(64, 16).T, 8),  # columns are not next to each other
+        (numbers(16, 128)[:, ::2], 8),
+        (numbers(16, 68), 8),  # rows are no multiples of 16 bytes apart
+        (numbers(16, 72)[:, 4:68], 8),  # rows begin between vectors
+        (numbers(16, 64), 0),
+        (numbers(16, 64), -1),
+        (numbers(16, 64), 257),
+    ],
+)
+def test_matrices_that_the_copy_engine_does_not_take_are_refused(tensor: torch.Tensor, rows: int) -> None:
+    with pytest.raises(GraphError, match=f"no boxes of {rows} rows"):
+        Boxes(tensor, rows)
+
+
+@pytest.mark.parametrize("rows", [1, 256])
+def test_matrices_within_others_are_taken(rows: int) -> None:
+    assert Boxes(numbers(16, 72)[3:5, 8:], rows).rows == rows
