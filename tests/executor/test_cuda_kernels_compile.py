@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from poot_executor.backends.cuda import attend_prompt, nvrtc, packed_dot, packed_product, programs
+from poot_executor.backends.cuda import attend_prompt, dense_gated, nvrtc, packed_dot, packed_product, programs
 from poot_executor.backends.cuda.packed_product import Tiling
+from poot_executor.backends.cuda.programs import Program
 from poot_executor.backends.triton.kernels.items import Attended
 from poot_executor.backends.triton.kernels.products import Around
 from poot_executor.backends.triton.packed import LAYOUTS, Segment, empty_segment
@@ -24,6 +25,8 @@ except nvrtc.ProgramError as error:
 
 triton = pytest.importorskip("triton", reason="its tools say what a kernel takes")
 TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+# The sources whose blocks are of two warpgroups that multiply and one that copies.
+THREE_GROUPS = ("attend_prompt.cu", "dense_gated.cu")
 
 
 def segment(name: str, rows: int = 64, width: int = 4096) -> Segment:
@@ -34,14 +37,44 @@ def around(rows: int, *, gated: bool = False) -> Around:
     return Around(torch.empty(rows, 64, dtype=torch.bfloat16), gate="silu" if gated else None)
 
 
-def usage(image: bytes, folder: Path) -> tuple[int, int]:
-    """Registers and bytes of stack of a thread."""
+def said(image: bytes, folder: Path, option: str) -> str:
     path = folder / "kernel.cubin"
     path.write_bytes(image)
-    said = subprocess.run([TOOL, "-res-usage", path], capture_output=True, text=True, timeout=60, check=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", said)
-    assert found is not None, said
+    return subprocess.run([TOOL, option, path], capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def usage(image: bytes, folder: Path) -> tuple[int, int]:
+    """Registers and bytes of stack of a thread."""
+    text = said(image, folder, "-res-usage")
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert found is not None, text
     return int(found[1]), int(found[2])
+
+
+def waits(image: bytes, folder: Path) -> tuple[int, list[int]]:
+    """Asynchronous products in a kernel's code, and how many groups of them each wait leaves under way."""
+    code = said(image, folder, "-sass")
+    return len(re.findall(r"\bHGMMA\.", code)), [
+        int(left, 16) for left in re.findall(r"\bWARPGROUP\.DEPBAR\.LE gsb0, (0x[0-9a-f]+)", code)
+    ]
+
+
+def attentions(width: int) -> list[Program]:
+    """The plainest, and one with everything."""
+    q, pool = torch.empty(512, 8, width).bfloat16(), torch.empty(64, 2, width).bfloat16()
+    made = []
+    for window, softcap, sinks, splits in ((None, None, False, 1), (4096, 30.0, True, 8)):
+        op = PagedAttention(0.1, 16, window, softcap=softcap, sinks=sinks, tile=32, splits=splits)
+        made.append(attend_prompt.program(Attended(op, q, pool, pool, (), ()), pdl=True))
+    return made
+
+
+def gated_products() -> list[Program]:
+    return [
+        dense_gated.program(dense_gated.Tiling(cluster), activation, 0, pdl=True)
+        for cluster in (1, 2)
+        for activation in ("silu", "gelu_tanh")
+    ]
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
@@ -86,9 +119,37 @@ def test_a_block_is_launched_with_the_registers_that_its_warps_share_out(
 
 @pytest.mark.parametrize("width", [64, 128])
 def test_attention_of_prompts_has_its_registers_and_spills_none(width: int, tmp_path: Path) -> None:
-    q, pool = torch.empty(512, 8, width).bfloat16(), torch.empty(64, 2, width).bfloat16()
-    made = []
-    for window, softcap, sinks, splits in ((None, None, False, 1), (4096, 30.0, True, 8)):
-        op = PagedAttention(0.1, 16, window, softcap=softcap, sinks=sinks, tile=32, splits=splits)
-        made.append(attend_prompt.program(Attended(op, q, pool, pool, (), ()), pdl=True))
-    assert {usage(image, tmp_path) for image in programs.compile_all(made, (9, 0))} == {(168, 0)}
+    assert {usage(image, tmp_path) for image in programs.compile_all(attentions(width), (9, 0))} == {(168, 0)}
+
+
+def test_gated_products_have_their_registers_and_spill_none(tmp_path: Path) -> None:
+    assert {usage(image, tmp_path) for image in programs.compile_all(gated_products(), (9, 0))} == {(168, 0)}
+
+
+@pytest.mark.parametrize("source", THREE_GROUPS)
+def test_what_copiers_leave_is_enough_for_those_that_multiply(source: str) -> None:
+    """Else these would wait for registers for ever. Counts are those that setmaxnreg takes (PTX ISA)."""
+    found = re.search(r"COPIER_REGISTERS = (\d+), REGISTERS = (\d+);", (programs.SOURCES / source).read_text("utf-8"))
+    assert found is not None
+    copiers, others = map(int, found.groups())
+    assert 128 * copiers + 256 * others <= 384 * 168
+    assert all(count % 8 == 0 and 24 <= count <= 256 for count in (copiers, others))
+
+
+def test_products_are_not_made_one_by_one(tmp_path: Path) -> None:
+    """Where the assembler does not see that registers of products are left alone, it waits after each of them."""
+    made = [*attentions(64), *attentions(128), *gated_products()]
+    for program, image in zip(made, programs.compile_all(made, (9, 0)), strict=True):
+        products, left = waits(image, tmp_path)
+        assert 0 < len(left) < products, program
+
+
+@pytest.mark.parametrize(("name", "columns"), [("Q4_K", 64), ("Q6_K", 64), ("Q8_0", 128)])
+def test_products_with_packed_weights_wait_for_the_one_before(name: str, columns: int, tmp_path: Path) -> None:
+    """Registers of one are decoded while another is made. The assembler's own waits would leave none under way."""
+    how = Tiling(columns, 8, 1, 1, 128, 2, wide=True)
+    made = packed_product.program(how, segment(name), around(columns), pdl=True)
+    products, left = waits(programs.cubin(made, (9, 0)), tmp_path)
+    assert products
+    assert left.count(1) >= products
+    assert left.count(0) < products

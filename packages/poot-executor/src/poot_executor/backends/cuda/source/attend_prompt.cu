@@ -1,8 +1,8 @@
 // Paged attention of prompts on Hopper: matrices of 128 (query, head) pairs, whose heads share a KV head.
 //
 // Units are (item of the plan, KV head). Two warpgroups have 64 rows each: while one computes weights from scores, the
-// other multiplies. A third copies keys and values, 128 at a time. The scores of the next keys are under way together
-// with the product of weights and values.
+// other multiplies. A third has the copy engine fetch keys and values, 128 at a time, and fetches the next unit's queries.
+// The scores of the next keys are under way together with the product of weights and values.
 //
 // Macros: HEADS, KV_HEADS, DIM (64 or 128), TILE (queries of an item), PAGE (keys of a page), WINDOW (0: none), CAPPED,
 // SINKS, SPLITS (most parts of an item), STAGES, PDL.
@@ -28,42 +28,141 @@ __device__ __forceinline__ Item load_item(const int* plan, int index) {
   return {one.x, one.y, one.z, one.w, two.x, two.y, two.z, two.w};
 }
 
-// The unit of a turn. Later items of a prompt have more keys, so blocks take units to and fro.
-__device__ __forceinline__ int unit_of(int turn) {
-  return turn * gridDim.x + (turn % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+// A block's units, in turns. Later items of a prompt have more keys, so blocks take units to and fro; and every other
+// block takes its own from the last to the first, so that some read the keys of rows that decode while others multiply.
+struct Units {
+  int count, turns, turn = 0;
+  __device__ __forceinline__ explicit Units(int count) : count(count), turns((count + gridDim.x - 1) / gridDim.x) {}
+  // The next one, -1 after the last.
+  __device__ __forceinline__ int next() {
+    while (turn < turns) {
+      const int at = blockIdx.x % 2 ? turns - 1 - turn : turn;
+      const int unit = at * gridDim.x + (at % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+      turn++;
+      if (unit < count) return unit;
+    }
+    return -1;
+  }
+};
+
+// The keys that are fetched at once begin with a page.
+__device__ __forceinline__ int first_key(const Item& item) { return item.begin / PAGE * PAGE; }
+
+// Queries of the next unit, in rows of the matrix.
+struct Queries {
+  unsigned char* shared;
+  unsigned char* barriers;
+  unsigned parity = 0;
+  __device__ __forceinline__ void* full() const { return barriers; }
+  __device__ __forceinline__ void* empty() const { return barriers + 8; }
+};
+constexpr int QUERY_PITCH = DIM * 2 + 16, VALUE_COPIERS = COPIERS - 32;
+
+// The keys of a block's units, KEYS at a time, one ahead: a lane knows where a page of the next ones begins.
+struct Pages {
+  const int *plan, *table, *pages;
+  int table_pitch;
+  Units units;
+  int unit, base = 0, end = 0, row;
+  bool fresh;  // the first of a unit
+  __device__ __forceinline__ Pages(const int* plan, const int* table, int table_pitch, int count)
+      : plan(plan), table(table), table_pitch(table_pitch), units(count) {
+    advance();
+  }
+  __device__ __forceinline__ void advance() {
+    base += KEYS;
+    fresh = base >= end;
+    while (base >= end) {
+      unit = units.next();
+      if (unit < 0) return;
+      const Item item = load_item(plan, unit / KV_HEADS);
+      pages = table + static_cast<long long>(item.row) * table_pitch;
+      base = first_key(item);
+      end = item.end;
+    }
+    int place = base / PAGE + threadIdx.x % 32;
+    const bool there = threadIdx.x % 32 < KEYS / PAGE && place * PAGE < end;
+    if (WINDOW) place %= table_pitch;
+    row = there ? pages[place] * PAGE : -PAGE;
+  }
+};
+
+// The queries of a unit, by one warp.
+__device__ __forceinline__ void copy_queries(Queries& queries, const unsigned short* q, const Item& item, int head,
+                                             int q_pitch, int q_head) {
+  constexpr int CHUNKS = DIM / 8;
+#pragma unroll 2
+  for (int i = threadIdx.x % 32; i < item.queries * SHARE * CHUNKS; i += 32) {
+    const int line = i / CHUNKS, chunk = i % CHUNKS;
+    const unsigned short* from = q + static_cast<long long>(item.start + line / SHARE) * q_pitch +
+                                 (head * SHARE + line % SHARE) * q_head + chunk * 8;
+    copy_async<16>(queries.shared + line * QUERY_PITCH + chunk * 16, from, true);
+  }
+  barrier_arrive_copied(queries.full());
+  queries.parity ^= 1;
 }
 
-__device__ __forceinline__ void copy_units(Slots slots, const unsigned char* k_pool, const unsigned char* v_pool,
-                                           const int* plan, const int* table, int table_pitch, int units) {
-  constexpr int CHUNKS = DIM / 8, ROWS = 32 / CHUNKS, TURN = 4 * ROWS, TURNS = KEYS / TURN;
-  const int lane = threadIdx.x % 32, first = threadIdx.x / 32 % 4 * ROWS, chunk = lane % CHUNKS;
-  long long done = 0;
-  for (int turn = 0; unit_of(turn) < units || turn * static_cast<int>(gridDim.x) < units; turn++) {
-    const int unit = unit_of(turn), head = unit % KV_HEADS;
-    if (unit >= units) continue;
-    const Item item = load_item(plan, unit / KV_HEADS);
-    const int* pages = table + static_cast<long long>(item.row) * table_pitch;
-    for (int base = item.begin; base < item.end; base += KEYS, done++) {
-      // A lane looks up one of its warp's 32 keys.
-      const int key = base + first + lane % ROWS + lane / ROWS * TURN;
-      int page = key / PAGE;
-      if (WINDOW) page %= table_pitch;
-      const int slot = key < item.end ? pages[page] * PAGE + key % PAGE : 0;
-      if (done >= STAGES) barrier_wait(slots.empty(), slots.parity ^ 1);
-      unsigned char* stage = slots.stage();
-#pragma unroll 4
-      for (int i = 0; i < TURNS; i++) {
-        const int within = first + lane / CHUNKS + i * TURN;
-        const long long from = __shfl_sync(0xFFFFFFFFu, slot, i * ROWS + lane / CHUNKS);
-        const long long at = ((from * KV_HEADS + head) * DIM + chunk * 8) * 2;
-        unsigned char* to = stage + chunk / 8 * HALF + within * 128 + (chunk % 8 ^ within % 8) * 16;
-        const bool there = base + within < item.end;
-        copy_async<16>(to, k_pool + at, there);
-        copy_async<16>(to + KEY_BYTES, v_pool + at, there);
-      }
-      barrier_arrive_copied(slots.full());
-      slots.next();
+// Queries; and keys by the copy engine, a box a lane: a page, 64 elements of each key. What is before the pool is zeros.
+__device__ __forceinline__ void copy_keys(Slots slots, Queries queries, const unsigned short* q, const BoxMap& k_pool,
+                                          Pages pages, int q_pitch, int q_head) {
+  constexpr int PIECES = DIM / 64, BOXES = PIECES * KEYS / PAGE;
+  const int lane = threadIdx.x % 32;
+  bool used = false, asked = false;
+  while (pages.unit >= 0) {
+    const int row = pages.row, head = pages.unit % KV_HEADS;
+    if (pages.fresh) {
+      if (asked) barrier_wait(queries.empty(), queries.parity ^ 1);
+      copy_queries(queries, q, load_item(pages.plan, pages.unit / KV_HEADS), head, q_pitch, q_head);
+      asked = true;
     }
+    pages.advance();
+    if (used) barrier_wait(slots.empty(), slots.parity ^ 1);
+    if (lane == 0) barrier_expect(slots.full(), KEY_BYTES);
+    __syncwarp();
+#pragma unroll
+    for (int first = 0; first < BOXES; first += 32) {
+      const int box = first + lane, page = box / PIECES, piece = box % PIECES;
+      const int of_box = __shfl_sync(0xFFFFFFFFu, row, page % 32);
+      unsigned char* to = slots.stage() + piece * HALF + page * PAGE * 128;
+      if (box < BOXES) load_box(to, k_pool, head * DIM + piece * 64, of_box, slots.full());
+    }
+    used |= slots.slot == STAGES - 1;
+    slots.next();
+  }
+  copy_commit();
+  copy_wait<0>();
+}
+
+// Values, by the other warps: there are too many pages for the copy engine alone. A warp has groups of eight, whose places
+// are constants but for the first.
+__device__ __forceinline__ void copy_values(Slots slots, const unsigned char* v_pool, Pages pages) {
+  constexpr int CHUNKS = DIM / 8, AT_ONCE = 32 / CHUNKS, STEPS = 8 / AT_ONCE, PITCH = KV_HEADS * DIM * 2;
+  const int lane = threadIdx.x % 32, warp = (threadIdx.x - THREADS) / 32 - 1, chunk = lane % CHUNKS;
+  int to[STEPS];
+#pragma unroll
+  for (int i = 0; i < STEPS; i++) {
+    const int key = i * AT_ONCE + lane / CHUNKS;
+    to[i] = KEY_BYTES + chunk / 8 * HALF + key * 128 + (chunk % 8 ^ key) * 16;
+  }
+  bool used = false;
+  while (pages.unit >= 0) {
+    const int row = pages.row, first = pages.unit % KV_HEADS * DIM * 2 + lane / CHUNKS * PITCH + chunk * 16;
+    pages.advance();
+    if (used) barrier_wait(slots.empty(), slots.parity ^ 1);
+#pragma unroll
+    for (int i = 0; i < KEYS / 8; i += VALUE_COPIERS / 32) {
+      const int group = i + warp;
+      const int of_page = __shfl_sync(0xFFFFFFFFu, row, group * 8 / PAGE % 32);
+      if (group >= KEYS / 8) continue;
+      const bool there = of_page >= 0;
+      const unsigned char* from = v_pool + static_cast<long long>(there ? of_page + group * 8 % PAGE : 0) * PITCH + first;
+      unsigned char* stage = slots.stage() + group * 1024;
+#pragma unroll
+      for (int step = 0; step < STEPS; step++) copy_async<16>(stage + to[step], from + step * AT_ONCE * PITCH, there);
+    }
+    barrier_arrive_copied(slots.full());
+    used |= slots.slot == STAGES - 1;
+    slots.next();
   }
   copy_commit();
   copy_wait<0>();
@@ -71,9 +170,20 @@ __device__ __forceinline__ void copy_units(Slots slots, const unsigned char* k_p
 
 // A thread's two rows of the matrix, eight apart, and their running softmax. Scores times `unit` are exponents of two.
 struct Rows {
-  int query[2], head[2], upper[2], lower[2];
-  bool inside[2];
+  int upper[2];  // a query sees keys before it
   float most[2], total[2];
+};
+
+// A thread's row of the matrix, as made of heads and queries.
+struct Line {
+  int at, query, head;
+  bool inside;
+  __device__ __forceinline__ Line(int half, const Item& item, int thread = threadIdx.x) {
+    at = thread / 32 * 16 + thread % 32 / 4 + half * 8;
+    query = at / SHARE;
+    head = at % SHARE;
+    inside = query < item.queries && at < TILE * SHARE;
+  }
 };
 
 __device__ __forceinline__ float quad_most(float value) {
@@ -86,24 +196,23 @@ __device__ __forceinline__ float quad_sum(float value) {
   return value + __shfl_xor_sync(0xFFFFFFFFu, value, 2);
 }
 
-// One turn of the softmax over scores of keys from `base` on: to weights, as operands; what came before fades.
-__device__ __forceinline__ void soften(float (&scores)[KEYS / 2], unsigned (&weights)[KEYS / 16][4], Rows& rows,
-                                       float (&sums)[DIM / 2], int base, bool masked, float scale, float softcap,
-                                       float unit) {
+// Scores of keys from `base` on, to weights in their place. What came before fades by `fade`.
+__device__ __forceinline__ void soften(float (&scores)[KEYS / 2], float (&fade)[2], Rows& rows, int base,
+                                       const Item& item, bool some_masked, float scale, float softcap, float unit) {
   const int t = threadIdx.x % 4;
   if (CAPPED) {
+    const float by = 2.f * scale / softcap, twice = 2.f * softcap;
 #pragma unroll
-    for (int i = 0; i < KEYS / 2; i++)
-      scores[i] = softcap - 2.f * softcap / (1.f + __expf(2.f * scores[i] * scale / softcap));
+    for (int i = 0; i < KEYS / 2; i++) scores[i] = softcap - __fdividef(twice, 1.f + __expf(scores[i] * by));
   }
-  if (masked) {
+  if (some_masked) {
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++) {
       const int key = base + i / 4 * 8 + 2 * t + i % 2, half = i / 2 % 2;
-      if (key >= rows.upper[half] || (WINDOW && key < rows.lower[half])) scores[i] = NEVER;
+      const int lower = WINDOW ? max(rows.upper[half] - WINDOW, item.begin) : item.begin;
+      if (key >= min(rows.upper[half], item.end) || key < lower) scores[i] = NEVER;
     }
   }
-  float least[2], fade[2];
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     float peak = NEVER;
@@ -111,23 +220,36 @@ __device__ __forceinline__ void soften(float (&scores)[KEYS / 2], unsigned (&wei
     for (int i = 0; i < KEYS / 8; i++)
       peak = fmaxf(peak, fmaxf(scores[4 * i + 2 * half], scores[4 * i + 2 * half + 1]));
     peak = fmaxf(rows.most[half], quad_most(peak));
-    const float safe = peak == NEVER ? 0.f : peak;
+    const float safe = peak == NEVER ? 0.f : peak, least = safe * unit;
     fade[half] = power_of_two((rows.most[half] - safe) * unit);
-    least[half] = safe * unit;
     rows.most[half] = peak;
-    rows.total[half] *= fade[half];
-  }
+    float total = rows.total[half] * fade[half];
 #pragma unroll
-  for (int i = 0; i < KEYS / 8; i++)
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      float one = power_of_two(scores[4 * i + 2 * half] * unit - least[half]);
-      float two = power_of_two(scores[4 * i + 2 * half + 1] * unit - least[half]);
-      rows.total[half] += one + two;
-      weights[i / 2][i % 2 * 2 + half] = pair_bf16(one, two);
+    for (int i = 0; i < KEYS / 8; i++) {
+      float &one = scores[4 * i + 2 * half], &two = scores[4 * i + 2 * half + 1];
+      one = power_of_two(one * unit - least);
+      two = power_of_two(two * unit - least);
+      total += one + two;
     }
+    rows.total[half] = total;
+  }
+}
+
+// Whether some query of an item does not see all keys from `base` on.
+__device__ __forceinline__ bool masked(const Item& item, int base) {
+  return WINDOW || base < item.begin || base + KEYS > min(item.position + 1, item.end);
+}
+
+// Weights as operands.
+__device__ __forceinline__ void pack(unsigned (&weights)[KEYS / 16][4], const float (&scores)[KEYS / 2]) {
 #pragma unroll
-  for (int i = 0; i < DIM / 2; i++) sums[i] *= fade[i / 2 % 2];
+  for (int i = 0; i < KEYS / 4; i++) weights[i / 4][i % 4] = pair_bf16(scores[2 * i], scores[2 * i + 1]);
+}
+
+// Until the keys of a stage are there.
+__device__ __forceinline__ void wait_keys(const Slots& slots) {
+  barrier_wait(slots.full(), slots.parity);
+  fence_async();
 }
 
 __device__ __forceinline__ void score(float (&scores)[KEYS / 2], const unsigned (&queries)[DIM / 16][4],
@@ -137,6 +259,14 @@ __device__ __forceinline__ void score(float (&scores)[KEYS / 2], const unsigned 
   multiply_fence();
 #pragma unroll
   for (int i = 0; i < DIM / 16; i++) multiply_async(scores, queries[i], keys + i / 4 * HALF, i % 4);
+  multiply_commit();
+}
+
+__device__ __forceinline__ void add_values(float (&sums)[DIM / 2], const unsigned (&weights)[KEYS / 16][4],
+                                           const unsigned char* stage) {
+  multiply_fence();
+#pragma unroll
+  for (int i = 0; i < KEYS / 16; i++) multiply_async_rows(sums, weights[i], stage + KEY_BYTES, i, HALF);
   multiply_commit();
 }
 
@@ -171,8 +301,9 @@ __device__ __forceinline__ void finish(const Rows& rows, const float (&sums)[DIM
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     const float total = quad_sum(rows.total[half]);
-    if (!rows.inside[half]) continue;
-    const long long target = static_cast<long long>(item.start + rows.query[half]) * HEADS + rows.head[half];
+    const Line line(half, item);
+    if (!line.inside) continue;
+    const long long target = static_cast<long long>(item.start + line.query) * HEADS + head * SHARE + line.head;
     if (whole) {
       const float by = 1.f / (total == 0.f ? 1.f : total);
 #pragma unroll
@@ -205,88 +336,191 @@ __device__ __forceinline__ void finish(const Rows& rows, const float (&sums)[DIM
   if (mine) merge(out, parts, item, head);
 }
 
-__device__ __forceinline__ void attend_units(Slots slots, const unsigned short* q, const int* plan, const float* sinks,
-                                             unsigned short* out, float* parts, int* locks, int* last, int units,
-                                             int q_pitch, int q_head, float scale, float softcap) {
-  const int lane = threadIdx.x % 32, t = lane % 4, first = threadIdx.x / 32 * 16 + lane / 4;
-  const float unit = CAPPED ? LOG2E : scale * LOG2E;
-  for (int turn = 0; unit_of(turn) < units || turn * static_cast<int>(gridDim.x) < units; turn++) {
-    const int index = unit_of(turn), head = index % KV_HEADS;
-    if (index >= units) continue;
-    const Item item = load_item(plan, index / KV_HEADS);
-    Rows rows;
-    unsigned queries[DIM / 16][4];
+// One warpgroup's turn to begin products, while the other computes weights. Both take as many.
+struct Turns {
+  int mine = threadIdx.x / 128;
+  __device__ __forceinline__ void begin() const {
+    if (mine == 1) come<THREADS>(2);
+  }
+  __device__ __forceinline__ void wait() const { meet<THREADS>(2 + mine); }
+  __device__ __forceinline__ void leave() const { come<THREADS>(3 - mine); }
+};
+
+// All keys of an item, for a warpgroup's rows.
+__device__ __forceinline__ void attend_keys(Slots& slots, const Turns& turns, const unsigned (&queries)[DIM / 16][4],
+                                            Rows& rows, float (&sums)[DIM / 2], const Item& item,
+                                            float scale, float softcap, float unit) {
+  const int begin = first_key(item);
+  if (begin >= item.end) return;
+  float scores[KEYS / 2], fade[2];
+  unsigned weights[KEYS / 16][4];
+  wait_keys(slots);
+  score(scores, queries, slots.stage());
+  multiply_wait<0>(scores);
+  soften(scores, fade, rows, begin, item, masked(item, begin), scale, softcap, unit);
+  pack(weights, scores);
+  for (int next = begin + KEYS; next < item.end; next += KEYS) {
+    const Slots now = slots;
+    slots.next();
+    wait_keys(slots);
+    turns.wait();
+    score(scores, queries, slots.stage());
+    add_values(sums, weights, now.stage());
+    turns.leave();
+    multiply_wait<1>(scores);
+    soften(scores, fade, rows, next, item, masked(item, next), scale, softcap, unit);
+    multiply_wait<0>(sums);
+    now.leave();
+#pragma unroll
+    for (int i = 0; i < DIM / 2; i++) sums[i] *= fade[i / 2 % 2];
+    pack(weights, scores);
+  }
+  turns.wait();
+  add_values(sums, weights, slots.stage());
+  turns.leave();
+  multiply_wait<0>(sums);
+  slots.leave();
+  slots.next();
+}
+
+// What the second warpgroup has is added to the first's, by way of a stage that the second has not left.
+__device__ __forceinline__ void add_half(unsigned char* stage, Rows& rows, float (&sums)[DIM / 2], float unit) {
+  float* there = reinterpret_cast<float*>(stage) + threadIdx.x % 128;
+  if (threadIdx.x >= 128) {
+    meet<128>(4);  // no warp multiplies with the stage any more
+#pragma unroll
+    for (int i = 0; i < DIM / 2; i++) there[i * 128] = sums[i];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      const int line = first + half * 8, query = line / SHARE;
-      rows.query[half] = query;
-      rows.head[half] = head * SHARE + line % SHARE;
-      rows.inside[half] = query < item.queries && line < TILE * SHARE;
-      rows.upper[half] = min(item.position + query + 1, item.end);
-      rows.lower[half] = max(item.position + query - WINDOW + 1, item.begin);
+      there[(DIM / 2 + half) * 128] = rows.most[half];
+      there[(DIM / 2 + 2 + half) * 128] = rows.total[half];
+    }
+  }
+  sync_first<THREADS>();
+  if (threadIdx.x < 128) {
+    float mine[2], other[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const float most = there[(DIM / 2 + half) * 128], peak = fmaxf(rows.most[half], most);
+      const float safe = peak == NEVER ? 0.f : peak;
+      mine[half] = power_of_two((rows.most[half] - safe) * unit);
+      other[half] = power_of_two((most - safe) * unit);
+      rows.most[half] = peak;
+      rows.total[half] = rows.total[half] * mine[half] + there[(DIM / 2 + 2 + half) * 128] * other[half];
+    }
+#pragma unroll
+    for (int i = 0; i < DIM / 2; i++) sums[i] = sums[i] * mine[i / 2 % 2] + there[i * 128] * other[i / 2 % 2];
+  }
+  sync_first<THREADS>();
+}
+
+// Of an item of few rows both warpgroups have the same ones, and every other keys.
+__device__ __forceinline__ void attend_half(Slots& slots, const unsigned (&queries)[DIM / 16][4], Rows& rows,
+                                            float (&sums)[DIM / 2], const Item& item, float scale, float softcap,
+                                            float unit) {
+  const int second = threadIdx.x / 128;
+  int turn = 0;
+  Slots held = slots;
+  for (int base = first_key(item); base < item.end; base += KEYS, turn++) {
+    wait_keys(slots);
+    const bool mine = turn % 2 == second;
+    if (mine) {
+      float scores[KEYS / 2], fade[2];
+      unsigned weights[KEYS / 16][4];
+      score(scores, queries, slots.stage());
+      multiply_wait<0>(scores);
+      soften(scores, fade, rows, base, item, masked(item, base), scale, softcap, unit);
+      pack(weights, scores);
+#pragma unroll
+      for (int i = 0; i < DIM / 2; i++) sums[i] *= fade[i / 2 % 2];
+      add_values(sums, weights, slots.stage());
+      multiply_wait<0>(sums);
+    }
+    // The last stage of the second warpgroup is for its results.
+    const bool last = turn % 2 == 1 && base + 2 * KEYS >= item.end;
+    if (last) held = slots;
+    if (!(last && second)) slots.leave();
+    slots.next();
+  }
+  if (turn < 2) return;
+  add_half(held.stage(), rows, sums, unit);
+  if (second) {
+    fence_async();  // before the copy engine writes there again
+    held.leave();
+  }
+}
+
+__device__ __forceinline__ void attend_units(Slots slots, Queries next_queries, const int* plan, const float* sinks,
+                                             unsigned short* out, float* parts, int* locks, int* last, int count,
+                                             float scale, float softcap) {
+  const int t = threadIdx.x % 4;
+  const float unit = CAPPED ? LOG2E : scale * LOG2E;
+  const Turns turns;
+  turns.begin();
+  Units units(count);
+  for (int index = units.next(); index >= 0; index = units.next()) {
+    const int head = index % KV_HEADS;
+    const Item item = load_item(plan, index / KV_HEADS);
+    const bool few = item.queries * SHARE <= 64;
+    Rows rows;
+    unsigned queries[DIM / 16][4];
+    barrier_wait(next_queries.full(), next_queries.parity);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const Line line(half, item, few ? threadIdx.x % 128 : threadIdx.x);
+      rows.upper[half] = item.position + line.query + 1;
       // A sink is a key without a value, which the first part has seen before its own.
-      const bool sunk = SINKS && item.split == 0 && rows.inside[half];
-      rows.most[half] = sunk ? sinks[rows.head[half]] * (LOG2E / unit) : NEVER;
+      const bool sunk = SINKS && item.split == 0 && line.inside && !(few && threadIdx.x >= 128);
+      rows.most[half] = sunk ? sinks[head * SHARE + line.head] * (LOG2E / unit) : NEVER;
       rows.total[half] = sunk && t == 0 ? 1.f : 0.f;
-      const unsigned short* from =
-          q + static_cast<long long>(item.start + query) * q_pitch + rows.head[half] * q_head + 2 * t;
+      const unsigned char* from = next_queries.shared + line.at * QUERY_PITCH + 4 * t;
 #pragma unroll
       for (int i = 0; i < DIM / 16; i++) {
-        queries[i][half] = rows.inside[half] ? *reinterpret_cast<const unsigned*>(from + i * 16) : 0;
-        queries[i][2 + half] = rows.inside[half] ? *reinterpret_cast<const unsigned*>(from + i * 16 + 8) : 0;
+        queries[i][half] = line.inside ? *reinterpret_cast<const unsigned*>(from + i * 32) : 0;
+        queries[i][2 + half] = line.inside ? *reinterpret_cast<const unsigned*>(from + i * 32 + 16) : 0;
       }
     }
-    // The first query sees all keys before `whole`.
-    int whole = item.begin;
-    if (!WINDOW) whole += (min(item.position + 1, item.end) - item.begin) / KEYS * KEYS;
-    float scores[KEYS / 2], sums[DIM / 2] = {};
-    if (item.begin < item.end) {
-      barrier_wait(slots.full(), slots.parity);
-      fence_async();
-      score(scores, queries, slots.stage());
-      multiply_wait<0>();
-    }
-    for (int base = item.begin; base < item.end; base += KEYS) {
-      unsigned weights[KEYS / 16][4];
-      soften(scores, weights, rows, sums, base, base >= whole, scale, softcap, unit);
-      const Slots now = slots;
-      slots.next();
-      if (base + KEYS < item.end) {
-        barrier_wait(slots.full(), slots.parity);
-        fence_async();
-        score(scores, queries, slots.stage());
-      }
-      multiply_fence();
-#pragma unroll
-      for (int i = 0; i < KEYS / 16; i++) multiply_async_rows(sums, weights[i], now.stage() + KEY_BYTES, i, HALF);
-      multiply_commit();
-      multiply_wait<0>();
-      now.leave();
-    }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(next_queries.empty());
+    next_queries.parity ^= 1;
+    float sums[DIM / 2] = {};
+    if (few)
+      attend_half(slots, queries, rows, sums, item, scale, softcap, unit);
+    else
+      attend_keys(slots, turns, queries, rows, sums, item, scale, softcap, unit);
     finish(rows, sums, item, head, unit, out, parts, locks, last);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS + COPIERS, 1)
-    attend_prompt(const unsigned short* q, const unsigned char* k_pool, const unsigned char* v_pool, const int* plan,
-                  const int* table, const float* sinks, unsigned short* out, float* parts, int* locks, int q_pitch,
-                  int q_head, int table_pitch, float scale, float softcap) {
+    attend_prompt(const unsigned short* q, const __grid_constant__ BoxMap k_pool, const unsigned char* v_pool,
+                  const int* plan, const int* table, const float* sinks, unsigned short* out, float* parts, int* locks,
+                  int q_pitch, int q_head, int table_pitch, float scale, float softcap) {
   SHARED_BYTES(shared);
-  unsigned char* barriers = shared + STAGES * STAGE;
+  unsigned char* barriers = shared + STAGES * STAGE + 128 * QUERY_PITCH;
   Slots slots{shared, barriers};
-  if (threadIdx.x == 0) slots.begin(COPIERS, THREADS / 32);
+  Queries queries{shared + STAGES * STAGE, barriers + STAGES * 16};
+  if (threadIdx.x == 0) {
+    slots.begin(1 + VALUE_COPIERS, THREADS / 32);
+    barrier_init(queries.full(), 32);
+    barrier_init(queries.empty(), THREADS / 32);
+  }
   __syncthreads();
   if (PDL) {
     depend_wait();
     depend_launch();
   }
-  const int units = *plan * KV_HEADS;
+  const int count = *plan * KV_HEADS;
   if (threadIdx.x >= THREADS) {
     fewer_registers<COPIER_REGISTERS>();
-    copy_units(slots, k_pool, v_pool, plan, table, table_pitch, units);
+    const Pages pages(plan, table, table_pitch, count);
+    if (threadIdx.x < THREADS + 32)
+      copy_keys(slots, queries, q, k_pool, pages, q_pitch, q_head);
+    else
+      copy_values(slots, v_pool, pages);
   } else {
     more_registers<REGISTERS>();
-    attend_units(slots, q, plan, sinks, out, parts, locks, reinterpret_cast<int*>(barriers + STAGES * 16), units, q_pitch,
-                 q_head, scale, softcap);
+    attend_units(slots, queries, plan, sinks, out, parts, locks, reinterpret_cast<int*>(queries.barriers + 16), count,
+                 scale, softcap);
   }
 }

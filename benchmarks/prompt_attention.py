@@ -1,0 +1,129 @@
+"""Paged attention of prompts on Hopper, alone: its results, and its speed beside cuDNN's over keys in one piece.
+
+    python benchmarks/prompt_attention.py [--width 128] [--check]
+
+Heads are an 8B decoder's (32, over 8 of keys and values). A prompt of 8,192 tokens is read in chunks of 2,048, as the
+engine does, whose results are compared with float32's. Then 128 rows that decode are beside the tokens of two prompts:
+what that takes, alone and together, and at what rate keys and values are read.
+
+--check: exit 1 unless results agree and the chunks take at most 1.15 times cuDNN's time for the whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from ceilings import milliseconds
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from poot_executor.backends.cuda import attend_prompt
+from poot_executor.backends.cuda.device import CudaDevice
+from poot_executor.backends.triton.kernels.items import Attended
+from poot_executor.ops import AttentionPlan, PagedAttention
+
+HEADS, KV_HEADS, BLOCK, TILE = 32, 8, 16, 32
+PROMPT, CHUNK = 8192, 2048
+MOST_OFF = 6e-3  # of the norm: weights and results are rounded to bfloat16
+MOST_RATIO = 1.15
+CHECKED = 4  # heads
+DECODING, SEEN, READING = 128, 1090, 960
+attention = torch.nn.functional.scaled_dot_product_attention
+
+# row of the table, first position, tokens
+Run = tuple[int, int, int]
+
+
+class Pool:
+    """Keys and values of rows of some length, in blocks that lie anywhere."""
+
+    def __init__(self, rows: int, length: int, width: int, device: CudaDevice) -> None:
+        blocks = -(-length // BLOCK)
+        self.device, self.width = device, width
+        self.table = torch.randperm(rows * blocks).int().view(rows, blocks)
+        shape = rows * blocks * BLOCK, KV_HEADS, width
+        self.k, self.v = (torch.randn(shape, device="cuda").bfloat16() for _ in range(2))
+
+    def attend(self, q: torch.Tensor, runs: Sequence[Run]) -> tuple[Callable[[], object], torch.Tensor]:
+        """The launch for these runs' queries (tokens, heads, width), and where its results will be."""
+        op = PagedAttention(self.width**-0.5, BLOCK, tile=TILE)
+        resolved = torch.tensor([(*run, 0) for run in runs])
+        (plan,) = AttentionPlan(len(q), TILE).reference(resolved)
+        out = torch.full_like(q, torch.nan)
+        locks = torch.zeros(len(q) * KV_HEADS, dtype=torch.int32, device="cuda")
+        tensors = plan.cuda(), self.table.cuda(), q, out, torch.empty(1, device="cuda"), locks
+        numbers = q.stride(0), q.stride(1), self.table.shape[1], op.scale, 1.0
+        it = Attended(op, q, self.k, self.v, tensors, numbers)
+        assert attend_prompt.accepts(it)
+        return attend_prompt.attend_prompt(it, self.device), out
+
+    def row(self, index: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a row as (1, heads, length, width), in one piece, once for each head of queries."""
+        at = torch.arange(length)
+        slots = (self.table[index].long()[at // BLOCK] * BLOCK + at % BLOCK).cuda()
+        share = HEADS // KV_HEADS
+        k, v = (pool[slots].transpose(0, 1).repeat_interleave(share, 0)[None] for pool in (self.k, self.v))
+        return k, v
+
+
+def microseconds(call: Callable[[], object]) -> float:
+    return 1000 * milliseconds(call)
+
+
+def prompt(width: int, device: CudaDevice) -> Iterator[bool]:
+    pool = Pool(1, PROMPT, width, device)
+    q = torch.randn(PROMPT, HEADS, width, device="cuda").bfloat16()
+    keys, values = pool.row(0, PROMPT)
+    whole = q.transpose(0, 1)[None].contiguous()
+    taken = 0.0
+    for first in range(0, PROMPT, CHUNK):
+        launch, out = pool.attend(q[first : first + CHUNK], [(0, first, CHUNK)])
+        launch()
+        end = first + CHUNK
+        mask = torch.arange(end, device="cuda")[None] <= torch.arange(first, end, device="cuda")[:, None]
+        seen_by = [tensor[:, :CHECKED, :end].float() for tensor in (keys, values)]
+        wanted = attention(whole[:, :CHECKED, first:end].float(), *seen_by, mask)[0].transpose(0, 1)
+        off = float((out[:, :CHECKED].float() - wanted).norm() / wanted.norm())
+        spent, seen = microseconds(launch), CHUNK * first + CHUNK * (CHUNK + 1) // 2
+        taken += spent
+        rate = 4 * HEADS * width * seen / spent / 1e6
+        passed = off < MOST_OFF
+        print(f"{CHUNK} tokens after {first:5}: {spent:6.1f} us, {rate:3.0f} TFLOP/s, off by {off:.2e} "
+              f"{'PASS' if passed else 'FAIL'}")  # fmt: skip
+        yield passed
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        theirs = microseconds(lambda: attention(whole, keys, values, is_causal=True))
+    passed = taken <= MOST_RATIO * theirs
+    print(f"{PROMPT} tokens: {taken:6.1f} us, cuDNN {theirs:6.1f} us, ratio {taken / theirs:.3f} "
+          f"{'PASS' if passed else 'FAIL'} (reach {MOST_RATIO})")  # fmt: skip
+    yield passed
+
+
+def beside(width: int, device: CudaDevice) -> None:
+    pool = Pool(DECODING + 2, SEEN, width, device)
+    decoding = [(row, SEEN - 1 - row % 7, 1) for row in range(DECODING)]
+    reading = [(DECODING, 0, READING), (DECODING + 1, 0, READING)]
+    for name, runs in (("decoding", decoding), ("prompts", reading), ("both", decoding + reading)):
+        q = torch.randn(sum(run[2] for run in runs), HEADS, width, device="cuda").bfloat16()
+        launch, _ = pool.attend(q, runs)
+        spent = microseconds(launch)
+        rate = sum(first + count for _, first, count in runs) * KV_HEADS * width * 4 / spent / 1e6
+        print(f"{name:8}: {spent:6.1f} us, keys and values at {rate:.2f} TB/s if each is read once")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--width", type=int, choices=(64, 128), default=128)
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    device = CudaDevice()
+    passed = list(prompt(arguments.width, device))
+    beside(arguments.width, device)
+    return int(arguments.check and not all(passed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
