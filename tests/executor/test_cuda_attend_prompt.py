@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -123,6 +123,10 @@ CASES = [
     Case(((0, 130, 20), (1, 5, 40)), heads=2, kv_heads=2, softcap=3.0, sinks=True, width=128),
     Case(((0, 500, 2), (1, 40, 1), (2, 290, 33)), parts=4),
     Case(((0, 600, 5),), parts=3, sinks=True, heads=8, width=128),
+    # As many rows of the matrix as one warpgroup has, and one more.
+    Case(((0, 100, 16), (1, 60, 17), (2, 255, 1)), heads=8, kv_heads=2, width=128),
+    # Rows that decode beside prompts, windows that begin within a page.
+    Case(((0, 700, 1), (1, 0, 60), (2, 391, 1), (3, 128, 1)), heads=5, window=300, sinks=True),
 ]
 
 
@@ -131,6 +135,40 @@ def test_attention(case: Case) -> None:
     found, wanted = run(case)
     assert float((found.double() - wanted).norm() / wanted.norm()) < TOLERANCE
     assert float((found.double() - wanted).abs().max()) < 4 * TOLERANCE * float(wanted.abs().max())
+
+
+def test_an_item_without_keys_is_passed_over() -> None:
+    """No plan has one, but blocks must not wait for what nobody fetches."""
+    it, wanted = attended(Case(((0, 200, 3), (1, 130, 2))))
+    items = it.tensors[0].view(-1, 8)
+    items[2, 4] = items[2, 5]
+    attend_prompt(it, HostDevice())()
+    found = it.tensors[3].double()
+    assert float((found[:3] - wanted[:3]).norm() / wanted[:3].norm()) < TOLERANCE
+    assert bool(found[3:].isnan().all())
+
+
+def strided(it: Attended) -> Attended:
+    return replace(it, q=torch.zeros(*it.q.shape[:2], 2 * it.q.shape[2]).bfloat16()[..., ::2])
+
+
+def wider(it: Attended) -> Attended:
+    return replace(it, v_pool=torch.zeros(*it.v_pool.shape[:2], 128).bfloat16())
+
+
+def empty(it: Attended) -> Attended:
+    return replace(it, k_pool=it.k_pool[:0], v_pool=it.v_pool[:0])
+
+
+def other_pages(it: Attended) -> Attended:
+    return replace(it, op=replace(it.op, block=12))
+
+
+@pytest.mark.parametrize("changed", [strided, wider, empty, other_pages])
+def test_what_it_does_not_take_is_left_to_others(changed: Callable[[Attended], Attended]) -> None:
+    it, _ = attended(Case(((0, 0, 70),)))
+    assert accepts(it)
+    assert not accepts(changed(it))
 
 
 def test_results_do_not_depend_on_who_comes_first() -> None:

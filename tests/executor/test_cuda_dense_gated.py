@@ -12,12 +12,12 @@ import torch
 from cuda_host_device import HostDevice
 from cuda_on_host import compiler
 
-from poot_executor.backends.cuda.boxes import Boxes
 from poot_executor.backends.cuda.dense_gated import DenseGatedKernel, GatedProduct, Tiling, tiling
+from poot_executor.backends.cuda.nvrtc import ProgramError
 from poot_executor.backends.triton.kernels.gated import GatedLinearKernel
 from poot_executor.backends.triton.memory import TorchAllocation
 from poot_executor.encodings import Dense, Encoding, Ggml
-from poot_executor.errors import GraphError
+from poot_executor.errors import BackendUnavailableError, GraphError
 from poot_executor.ir import DType
 from poot_executor.ir.types import TensorType
 from poot_executor.kernels import Operand, Operands, Site
@@ -260,6 +260,23 @@ def test_both_ways_are_timed_with_all_rows_and_the_faster_is_bound_to_the_live_o
 
 
 @emulated
+@pytest.mark.parametrize(
+    "error", [ProgramError("no program"), GraphError("no map"), BackendUnavailableError("no driver")]
+)
+def test_the_library_s_way_is_there_where_the_own_one_is_not(
+    called: Called, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = Timing(error=error)
+    device.live[0] = 100
+    for _ in range(2):
+        launch = DenseGatedKernel().call(site((300, 72)), called.operands, device)
+    assert caplog.text.count(str(error)) == 1  # and not once a layer
+    called.said.clear()
+    launch()
+    assert called.said == [("run", 100)]
+
+
+@emulated
 def test_the_live_counts_come_back_where_timing_fails(called: Called) -> None:
     device = Timing(error=RuntimeError("the GPU fails"))
     kept = device.live
@@ -267,33 +284,3 @@ def test_the_live_counts_come_back_where_timing_fails(called: Called) -> None:
         DenseGatedKernel().call(site((300, 72)), called.operands, device)
     assert device.live is kept
     assert kept.tolist() == [0, 0, 0, 2**30]
-
-
-def numbers(*shape: int) -> torch.Tensor:
-    return torch.zeros(shape, dtype=torch.bfloat16)
-
-
-@pytest.mark.parametrize(
-    ("tensor", "rows"),
-    [
-        (numbers(16, 64).half(), 8),
-        (numbers(16, 64).float(), 8),
-        (numbers(64), 8),
-        (numbers(2, 16, 64), 8),
-        (numbers(64, 16).T, 8),  # columns are not next to each other
-        (numbers(16, 128)[:, ::2], 8),
-        (numbers(16, 68), 8),  # rows are no multiples of 16 bytes apart
-        (numbers(16, 72)[:, 4:68], 8),  # rows begin between vectors
-        (numbers(16, 64), 0),
-        (numbers(16, 64), -1),
-        (numbers(16, 64), 257),
-    ],
-)
-def test_matrices_that_the_copy_engine_does_not_take_are_refused(tensor: torch.Tensor, rows: int) -> None:
-    with pytest.raises(GraphError, match=f"no boxes of {rows} rows"):
-        Boxes(tensor, rows)
-
-
-@pytest.mark.parametrize("rows", [1, 256])
-def test_matrices_within_others_are_taken(rows: int) -> None:
-    assert Boxes(numbers(16, 72)[3:5, 8:], rows).rows == rows

@@ -20,13 +20,15 @@ _STAGES = {64: 4, 128: 3}  # of heads so wide
 def accepts(it: Attended) -> bool:
     """Whether a site's attention is one for this kernel."""
     tensors = it.q, it.k_pool, it.v_pool
-    even = all(stride % 8 == 0 for stride in it.q.stride()[:2])
+    even = all(stride % 8 == 0 for stride in it.q.stride()[:2]) and it.q.stride(2) == 1
     whole = it.op.block % 8 == 0 and _KEYS % it.op.block == 0
     return (
         it.rows <= _ROWS
         and it.q.shape[2] in _STAGES
         and even
         and whole
+        and it.k_pool.shape == it.v_pool.shape
+        and len(it.k_pool) > 0
         and all(tensor.dtype == torch.bfloat16 and tensor.data_ptr() % 16 == 0 for tensor in tensors)
         and all(tensor.is_contiguous() for tensor in (it.k_pool, it.v_pool))
     )

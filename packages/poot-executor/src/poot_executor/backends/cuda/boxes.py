@@ -36,6 +36,8 @@ class Boxes:
             tensor.dtype != torch.bfloat16
             or tensor.dim() != 2
             or tensor.stride(1) != 1
+            or not tensor.numel()
+            or tensor.stride(0) < tensor.shape[1]
             or tensor.stride(0) % 8
             or tensor.data_ptr() % 16
             or not 1 <= self.rows <= _MOST_ROWS

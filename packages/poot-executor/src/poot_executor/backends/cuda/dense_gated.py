@@ -7,13 +7,16 @@ with the residual's addition and the norms in this kernel too.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 
 from poot_executor.backends.cuda.boxes import COLUMNS, Boxes
+from poot_executor.backends.cuda.driver import UNAVAILABLE
 from poot_executor.backends.cuda.programs import Program
 from poot_executor.backends.triton.kernels.gated import GatedLinearKernel
 from poot_executor.backends.triton.kernels.kernel import PACKED, UNBOUNDED, is_packed, live_index, view
@@ -22,6 +25,8 @@ from poot_executor.backends.triton.kernels.products import MOST_ROWS
 from poot_executor.ir.types import DType
 from poot_executor.kernels.kernel import KernelTable, Operands, Site
 from poot_executor.ops import GatedLinear
+
+_log = logging.getLogger(__name__)
 
 # For Hopper, to be preferred to all others.
 DENSE_KERNELS = KernelTable("ptx")
@@ -59,7 +64,7 @@ def tiling(rows: int) -> Tiling:
 def program(how: Tiling, activation: str, live: int, *, pdl: bool) -> Program:
     macros = {
         "GATE": GATES[activation], "CLUSTER": how.cluster, "STAGES": _STAGES,
-        "BAND": how.band_rows // (_TILE * how.cluster), "LIVE": live, "PDL": pdl,
+        "BAND": max(1, how.band_rows // (_TILE * how.cluster)), "LIVE": live, "PDL": pdl,
     }  # fmt: skip
     given = tuple((name, int(value)) for name, value in macros.items())
     return Program("dense_gated.cu", "dense_gated", given, own=True)
@@ -90,6 +95,12 @@ class GatedProduct:
         return bound
 
 
+@cache
+def _warn(message: str) -> None:
+    """Once, and not for each layer."""
+    _log.warning("no gated product in CUDA C++, the library's way is slower: %s", message)
+
+
 @DENSE_KERNELS.register(GatedLinear)
 class DenseGatedKernel(GatedLinearKernel):
     """The device tells whether this or the library's product, and the activation after it, is the faster way."""
@@ -114,6 +125,9 @@ class DenseGatedKernel(GatedLinearKernel):
         try:
             bound = [way(site, operands, device) for way in ways]
             fastest: int = device.fastest((site.op, site.inputs[0].shape, site.outputs[0].shape), bound)
+        except UNAVAILABLE as error:
+            _warn(str(error))
+            fastest = 1
         finally:
             device.live = live
         return ways[fastest](site, operands, device)

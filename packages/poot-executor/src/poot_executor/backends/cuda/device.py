@@ -13,7 +13,7 @@ import torch
 from poot_executor.backends.cuda import attend_prompt, nvml, nvrtc, packed_dot, packed_product
 from poot_executor.backends.cuda.attend_check import agrees
 from poot_executor.backends.cuda.dense_gated import DENSE_KERNELS
-from poot_executor.backends.cuda.driver import Argument, load
+from poot_executor.backends.cuda.driver import UNAVAILABLE, Argument, load
 from poot_executor.backends.cuda.programs import Program, cubin
 from poot_executor.backends.triton.graphs import GraphDevice
 from poot_executor.backends.triton.kernels import TRITON_KERNELS
@@ -94,7 +94,7 @@ class CudaDevice(GraphDevice):
         if program not in self._agree:
             try:
                 self._agree[program] = agrees(it, lambda small: attend_prompt.attend_prompt(small, self))
-            except nvrtc.ProgramError as error:
+            except UNAVAILABLE as error:
                 _log.warning("no attention of prompts in CUDA C++, Triton's is slower: %s", error)
                 self._agree[program] = False
         return attend_prompt.attend_prompt(it, self) if self._agree[program] else None

@@ -26,6 +26,9 @@ _OUT_OF_MEMORY = 2
 _REFUSALS = {1, 200, 201, 209, 218, 222, 500, 701}
 _GRID = (2**31 - 1, 2**16 - 1, 2**16 - 1)
 
+# What a kernel that cannot be had raises: another way may do the same.
+UNAVAILABLE = ProgramError, GraphError, BackendUnavailableError
+
 Argument = torch.Tensor | Boxes | int | float | None
 
 

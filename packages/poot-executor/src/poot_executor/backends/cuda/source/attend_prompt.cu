@@ -77,8 +77,8 @@ struct Pages {
       if (unit < 0) return;
       const Item item = load_item(plan, unit / KV_HEADS);
       pages = table + static_cast<long long>(item.row) * table_pitch;
-      base = first_key(item);
       end = item.end;
+      base = item.begin < end ? first_key(item) : end;
     }
     int place = base / PAGE + threadIdx.x % 32;
     const bool there = threadIdx.x % 32 < KEYS / PAGE && place * PAGE < end;
@@ -331,9 +331,8 @@ __device__ __forceinline__ void finish(const Rows& rows, const float (&sums)[DIM
   }
   sync_first<THREADS>();
   __threadfence();
-  const bool mine = *last;
-  sync_first<THREADS>();
-  if (mine) merge(out, parts, item, head);
+  // Who writes it next has met all others before.
+  if (*last) merge(out, parts, item, head);
 }
 
 // One warpgroup's turn to begin products, while the other computes weights. Both take as many.
@@ -351,7 +350,6 @@ __device__ __forceinline__ void attend_keys(Slots& slots, const Turns& turns, co
                                             Rows& rows, float (&sums)[DIM / 2], const Item& item,
                                             float scale, float softcap, float unit) {
   const int begin = first_key(item);
-  if (begin >= item.end) return;
   float scores[KEYS / 2], fade[2];
   unsigned weights[KEYS / 16][4];
   wait_keys(slots);
@@ -461,6 +459,7 @@ __device__ __forceinline__ void attend_units(Slots slots, Queries next_queries, 
   for (int index = units.next(); index >= 0; index = units.next()) {
     const int head = index % KV_HEADS;
     const Item item = load_item(plan, index / KV_HEADS);
+    if (item.begin >= item.end) continue;  // as copiers do; no plan has such an item
     const bool few = item.queries * SHARE <= 64;
     Rows rows;
     unsigned queries[DIM / 16][4];

@@ -15,6 +15,7 @@ struct Slots {
       barrier_init(barriers + i * 16, copiers);
       barrier_init(barriers + i * 16 + 8, users);
     }
+    fence_async();  // the copy engine sees them too
   }
   __device__ __forceinline__ unsigned char* stage() const { return shared + slot * STAGE; }
   __device__ __forceinline__ void* full() const { return barriers + slot * 16; }

@@ -1,0 +1,41 @@
+"""Matrices that the copy engine takes, and those that it does not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from poot_executor.backends.cuda.boxes import Boxes
+from poot_executor.errors import GraphError
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "rows"),
+    [
+        (numbers(16, 64).half(), 8),
+        (numbers(16, 64).float(), 8),
+        (numbers(64), 8),
+        (numbers(2, 16, 64), 8),
+        (numbers(64, 16).T, 8),  # columns are not next to each other
+        (numbers(16, 128)[:, ::2], 8),
+        (numbers(16, 68), 8),  # rows are no multiples of 16 bytes apart
+        (numbers(16, 72)[:, 4:68], 8),  # rows begin between vectors
+        (numbers(16, 64), 0),
+        (numbers(16, 64), -1),
+        (numbers(16, 64), 257),
+        (numbers(1, 64).expand(16, 64), 8),  # rows are in one place
+        (numbers(0, 64), 8),
+    ],
+)
+def test_matrices_that_the_copy_engine_does_not_take_are_refused(tensor: torch.Tensor, rows: int) -> None:
+    with pytest.raises(GraphError, match=f"no boxes of {rows} rows"):
+        Boxes(tensor, rows)
+
+
+@pytest.mark.parametrize("rows", [1, 256])
+def test_matrices_within_others_are_taken(rows: int) -> None:
+    assert Boxes(numbers(16, 72)[3:5, 8:], rows).rows == rows
