@@ -37,7 +37,7 @@ ENVIRONMENT = {"os.environ", "os.getenv"}
 # The two places that declare what they read of the environment, and why.
 MAY_READ_ENVIRONMENT = {
     "poot_serve/settings.py": "POOT_LOG, the level of the log",
-    "poot_batch/process/launch.py": "the environment that the engine process inherits",
+    "poot_batch/openmp.py": "how OpenMP's threads wait, while torch is loaded",
 }
 
 

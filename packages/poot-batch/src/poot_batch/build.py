@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from poot_batch.engine import Engine
 from poot_batch.errors import StartError
 from poot_batch.kv import KvSpace
+from poot_batch.openmp import threads_that_sleep
 from poot_batch.request import EngineConfig, EngineInfo
 from poot_executor.devices import open_device
 from poot_models import load
@@ -42,7 +43,7 @@ def build_engine(
     model = load(config.model)
     times.mark("model")
     progress("device", 0, 1)
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, threads_that_sleep():
         loading = pool.submit(lambda: model.text)
         # This brings torch, unless there is no such backend.
         device = open_device(config.backend, threads=config.threads)

@@ -87,7 +87,6 @@ def launch_engine(command: Sequence[str] = WORKER) -> Child:
             [*command, str(theirs.fileno()), str(far.fileno()), str(os.getpid())],
             pass_fds=(theirs.fileno(), far.fileno()),
             stdin=subprocess.DEVNULL,
-            env=_environment(),
             start_new_session=True,
         )
     except BaseException:
@@ -98,12 +97,3 @@ def launch_engine(command: Sequence[str] = WORKER) -> Child:
         theirs.close()
         far.close()
     return Child(process, ours, lifeline)
-
-
-def _environment() -> dict[str, str]:
-    """The parent's environment, with OpenMP's threads told to sleep when they wait.
-
-    Threads that spin at the end of torch's short parallel regions hold the cores that others need, and with other
-    processes on the machine a region of microseconds then takes milliseconds. A user's own setting wins.
-    """
-    return {"OMP_WAIT_POLICY": "passive", **os.environ}
