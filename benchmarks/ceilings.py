@@ -36,6 +36,16 @@ def packed_bytes(device: RandomDevice) -> int:
     return sum(size for names, size in device.packed.items() if tied or names != ("token_embd.weight",))
 
 
+def recorded(run: Callable[[], object]) -> Callable[[], None]:
+    """A CUDA graph's replay of a call, which has run once before."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay  # type: ignore[no-any-return]
+
+
 class Chain:
     """All matrix products of one decode step by cuBLAS, in a CUDA graph, over the engine's own matrices."""
 
@@ -49,11 +59,7 @@ class Chain:
             for matrix in matrices:
                 torch.mm(made[matrix.shape[1]], matrix.t(), out=outs[matrix.shape[0]])
 
-        run()
-        torch.cuda.synchronize()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            run()
+        self._run = recorded(run)
 
     def milliseconds(self) -> float:
-        return milliseconds(self._graph.replay)
+        return milliseconds(self._run)

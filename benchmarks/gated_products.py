@@ -13,10 +13,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import torch
-from ceilings import milliseconds
+from ceilings import milliseconds, recorded
+from packed_products import in_turn
 
 from poot_executor.backends.cuda.dense_gated import GatedProduct
 from poot_executor.backends.cuda.device import CudaDevice
@@ -54,17 +54,6 @@ def results(device: CudaDevice) -> Iterator[bool]:
         yield passed
 
 
-def graph(calls: list[Callable[[], object]]) -> torch.cuda.CUDAGraph:
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    made = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(made):
-        for call in calls:
-            call()
-    return made
-
-
 def library(
     x: torch.Tensor, weight: torch.Tensor, product: torch.Tensor, gate: Callable[[], object]
 ) -> Callable[[], None]:
@@ -81,10 +70,10 @@ def speed(device: CudaDevice, rows_of: list[int]) -> Iterator[bool]:
         device.live[TOKENS] = rows
         x, out, product = noise(rows, K), noise(rows, N), noise(rows, 2 * N)
         gate = gate_rows("silu", product, out, TOKENS, device)
-        own = graph([GatedProduct(x, weight, out, "silu").bind(TOKENS, device) for weight in weights])
-        others = graph([library(x, weight, product, gate) for weight in weights])
+        own = recorded(in_turn([GatedProduct(x, weight, out, "silu").bind(TOKENS, device) for weight in weights]))
+        others = recorded(in_turn([library(x, weight, product, gate) for weight in weights]))
         # In turn, since a device that gets hot gets slower.
-        times = [[1000 / COPIES * milliseconds(partial(it.replay)) for it in (own, others)] for _ in range(TURNS)]
+        times = [[1000 / COPIES * milliseconds(it) for it in (own, others)] for _ in range(TURNS)]
         taken, theirs = (min(column) for column in zip(*times, strict=True))
         told = (
             f"{rows:5} rows: {taken:7.1f} us, {4 * rows * N * K / taken / 1e6:4.0f} TFLOP/s, library {theirs:7.1f} us, "

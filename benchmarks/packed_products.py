@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from ceilings import copy_rate, milliseconds
+from ceilings import copy_rate, milliseconds, recorded
 
 from poot_executor.backends.cuda.device import CudaDevice
 from poot_executor.backends.triton.kernels import packed_few, packed_tiles
@@ -111,12 +111,7 @@ def in_turn(calls: list[Callable[[], object]]) -> Callable[[], None]:
 
 def timed(run: Callable[[], None], count: int) -> float:
     """Microseconds of one of the `count` products of a call."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return float(milliseconds(graph.replay)) * 1e3 / count
+    return milliseconds(recorded(run)) * 1e3 / count
 
 
 def weights(case: Case) -> list[Segment]:

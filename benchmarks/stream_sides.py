@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
@@ -59,11 +58,7 @@ class Peer:
     """A script of this folder that is spoken to in lines. It ends with its standard input."""
 
     def __init__(self, *command: str) -> None:
-        # As the engine's process of a server is started.
-        environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
-        self._process = subprocess.Popen(
-            [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-        )
+        self._process = subprocess.Popen([sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def tell(self, line: bytes) -> None:
         assert self._process.stdin is not None

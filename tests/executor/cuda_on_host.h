@@ -685,34 +685,33 @@ inline void cuda_on_host_rows(const unsigned (&a)[4], float (&rows)[2][16]) {
 }
 
 // Asynchronous products of a warpgroup, each at once. A lane's rows are its warp's, so warps need not wait for each other.
-template <int COUNT>
-void multiply_async(float (&c)[COUNT], const unsigned (&a)[4], const unsigned char* tile, int slab) {
-    if ((tile - on_host::shared) % 1024) on_host::fail("a tile that is not aligned to 1024 bytes, in multiply_async");
+// `place`: where in the tile an element of b is, by its column and row.
+template <int COUNT, class Place>
+__forceinline__ void cuda_on_host_products(const char* what, float (&c)[COUNT], const unsigned (&a)[4],
+                                           const unsigned char* tile, Place place) {
+    if ((tile - on_host::shared) % 1024) on_host::fail("a tile that is not aligned to 1024 bytes, in %s", what);
     const unsigned lane = threadIdx.x % 32;
     float rows[2][16];
     cuda_on_host_rows(a, rows);
     for (int i = 0; i < COUNT; ++i) {
-        int column = i / 4 * 8 + static_cast<int>(lane % 4) * 2 + i % 2;
-        for (int k = 0; k < 16; ++k) {
-            const unsigned char* at = tile + column * 128 + (((slab * 2 + k / 8) ^ (column & 7)) * 16) + k % 8 * 2;
-            c[i] += rows[i / 2 % 2][k] * from_bf16(*reinterpret_cast<const unsigned short*>(at));
-        }
+        const int column = i / 4 * 8 + static_cast<int>(lane % 4) * 2 + i % 2;
+        for (int k = 0; k < 16; ++k)
+            c[i] += rows[i / 2 % 2][k] *
+                    from_bf16(*reinterpret_cast<const unsigned short*>(tile + place(column, k)));
     }
 }
 template <int COUNT>
+void multiply_async(float (&c)[COUNT], const unsigned (&a)[4], const unsigned char* tile, int slab) {
+    cuda_on_host_products("multiply_async", c, a, tile, [slab](int column, int k) {
+        return column * 128 + (((slab * 2 + k / 8) ^ (column & 7)) * 16) + k % 8 * 2;
+    });
+}
+template <int COUNT>
 void multiply_async_rows(float (&c)[COUNT], const unsigned (&a)[4], const unsigned char* tile, int slab, int stride) {
-    if ((tile - on_host::shared) % 1024) on_host::fail("a tile that is not aligned to 1024 bytes, in multiply_async_rows");
-    const unsigned lane = threadIdx.x % 32;
-    float rows[2][16];
-    cuda_on_host_rows(a, rows);
-    for (int i = 0; i < COUNT; ++i) {
-        int column = i / 4 * 8 + static_cast<int>(lane % 4) * 2 + i % 2;
-        for (int k = 0; k < 16; ++k) {
-            int row = slab * 16 + k;
-            const unsigned char* at = tile + column / 64 * stride + row * 128 + ((column % 64 / 8) ^ (row & 7)) * 16;
-            c[i] += rows[i / 2 % 2][k] * from_bf16(*reinterpret_cast<const unsigned short*>(at + column % 8 * 2));
-        }
-    }
+    cuda_on_host_products("multiply_async_rows", c, a, tile, [slab, stride](int column, int k) {
+        const int row = slab * 16 + k;
+        return column / 64 * stride + row * 128 + ((column % 64 / 8) ^ (row & 7)) * 16 + column % 8 * 2;
+    });
 }
 // The same with 16 rows of a warp's own in shared memory, at once for all of its lanes.
 template <int COUNT> CUDA_ON_HOST_PLAIN void cuda_on_host_multiply_tiles(on_host::Fiber* lanes) {

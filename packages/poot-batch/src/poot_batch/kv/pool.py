@@ -48,12 +48,11 @@ class BlockPool:
         """`count` blocks with one reference each; None when fewer can be given out."""
         if count > self.free:
             return None
-        short = max(0, count - self._plain)
-        if short:
-            free = np.union1d(self._free(self._lowest, self.size), self._evict(short))
-            blocks = _first_run(free, count)
-        else:
+        if count <= self._plain:
             blocks = self._take(count)
+        else:
+            free = np.union1d(self._free(self._lowest, self.size), self._evict(count - self._plain))
+            blocks = _first_run(free, count)
         self._references[blocks] = 1
         self._plain -= count
         self.used += count
@@ -68,12 +67,12 @@ class BlockPool:
             end = min(self._lowest + width, self.size)
             free = self._free(self._lowest, end)
             blocks = _first_run(free, count)
-            if end == self.size or (len(blocks) == count and blocks[-1] - blocks[0] == count - 1):
+            run = len(blocks) == count and blocks[-1] - blocks[0] == count - 1
+            if run or end == self.size:
                 break
             width *= 4
         # Those between the first free block and the last of a run that begins there are taken.
-        whole = blocks[0] == free[0] and blocks[-1] - blocks[0] == count - 1
-        self._lowest = int(blocks[-1]) + 1 if whole else int(free[0])
+        self._lowest = int(blocks[-1]) + 1 if run and blocks[0] == free[0] else int(free[0])
         return blocks
 
     def _free(self, begin: int, end: int) -> npt.NDArray[np.intp]:

@@ -1,8 +1,8 @@
 // Paged attention of prompts on Hopper: matrices of 128 (query, head) pairs, whose heads share a KV head.
 //
 // Units are (item of the plan, KV head). Two warpgroups have 64 rows each: while one computes weights from scores, the
-// other multiplies. A third has the copy engine fetch keys and values, 128 at a time, and fetches the next unit's queries.
-// The scores of the next keys are under way together with the product of weights and values.
+// other multiplies. A third fetches keys and values, 128 at a time, and the next unit's queries. The scores of the next
+// keys are under way together with the product of weights and values.
 //
 // Macros: HEADS, KV_HEADS, DIM (64 or 128), TILE (queries of an item), PAGE (keys of a page), WINDOW (0: none), CAPPED,
 // SINKS, SPLITS (most parts of an item), STAGES, PDL.
@@ -55,6 +55,8 @@ struct Queries {
   unsigned parity = 0;
   __device__ __forceinline__ void* full() const { return barriers; }
   __device__ __forceinline__ void* empty() const { return barriers + 8; }
+  __device__ __forceinline__ void wait_full() const { barrier_wait(full(), parity); }
+  __device__ __forceinline__ void wait_empty() const { barrier_wait(empty(), parity ^ 1); }
 };
 constexpr int QUERY_PITCH = DIM * 2 + 16, VALUE_COPIERS = COPIERS - 32;
 
@@ -107,16 +109,14 @@ __device__ __forceinline__ void copy_keys(Slots slots, Queries queries, const un
                                           Pages pages, int q_pitch, int q_head) {
   constexpr int PIECES = DIM / 64, BOXES = PIECES * KEYS / PAGE;
   const int lane = threadIdx.x % 32;
-  bool used = false, asked = false;
   while (pages.unit >= 0) {
     const int row = pages.row, head = pages.unit % KV_HEADS;
     if (pages.fresh) {
-      if (asked) barrier_wait(queries.empty(), queries.parity ^ 1);
+      queries.wait_empty();
       copy_queries(queries, q, load_item(pages.plan, pages.unit / KV_HEADS), head, q_pitch, q_head);
-      asked = true;
     }
     pages.advance();
-    if (used) barrier_wait(slots.empty(), slots.parity ^ 1);
+    slots.wait_empty();
     if (lane == 0) barrier_expect(slots.full(), KEY_BYTES);
     __syncwarp();
 #pragma unroll
@@ -126,7 +126,6 @@ __device__ __forceinline__ void copy_keys(Slots slots, Queries queries, const un
       unsigned char* to = slots.stage() + piece * HALF + page * PAGE * 128;
       if (box < BOXES) load_box(to, k_pool, head * DIM + piece * 64, of_box, slots.full());
     }
-    used |= slots.slot == STAGES - 1;
     slots.next();
   }
   copy_commit();
@@ -144,11 +143,10 @@ __device__ __forceinline__ void copy_values(Slots slots, const unsigned char* v_
     const int key = i * AT_ONCE + lane / CHUNKS;
     to[i] = KEY_BYTES + chunk / 8 * HALF + key * 128 + (chunk % 8 ^ key) * 16;
   }
-  bool used = false;
   while (pages.unit >= 0) {
     const int row = pages.row, first = pages.unit % KV_HEADS * DIM * 2 + lane / CHUNKS * PITCH + chunk * 16;
     pages.advance();
-    if (used) barrier_wait(slots.empty(), slots.parity ^ 1);
+    slots.wait_empty();
 #pragma unroll
     for (int i = 0; i < KEYS / 8; i += VALUE_COPIERS / 32) {
       const int group = i + warp;
@@ -161,7 +159,6 @@ __device__ __forceinline__ void copy_values(Slots slots, const unsigned char* v_
       for (int step = 0; step < STEPS; step++) copy_async<16>(stage + to[step], from + step * AT_ONCE * PITCH, there);
     }
     barrier_arrive_copied(slots.full());
-    used |= slots.slot == STAGES - 1;
     slots.next();
   }
   copy_commit();
@@ -246,9 +243,9 @@ __device__ __forceinline__ void pack(unsigned (&weights)[KEYS / 16][4], const fl
   for (int i = 0; i < KEYS / 4; i++) weights[i / 4][i % 4] = pair_bf16(scores[2 * i], scores[2 * i + 1]);
 }
 
-// Until the keys of a stage are there.
+// Until the keys and values of a stage are there. Values come by copies that products see only behind a fence.
 __device__ __forceinline__ void wait_keys(const Slots& slots) {
-  barrier_wait(slots.full(), slots.parity);
+  slots.wait_full();
   fence_async();
 }
 
@@ -463,7 +460,7 @@ __device__ __forceinline__ void attend_units(Slots slots, Queries next_queries, 
     const bool few = item.queries * SHARE <= 64;
     Rows rows;
     unsigned queries[DIM / 16][4];
-    barrier_wait(next_queries.full(), next_queries.parity);
+    next_queries.wait_full();
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       const Line line(half, item, few ? threadIdx.x % 128 : threadIdx.x);

@@ -36,11 +36,10 @@ __device__ __forceinline__ Tile tile_of(int index, const Size& size) {
 
 __device__ __forceinline__ void copy_tiles(Slots slots, const BoxMap& x, const BoxMap& w, const Size& size) {
   const int block = CLUSTER > 1 ? block_of_cluster() : 0;
-  bool used = false;
   for (int index = blockIdx.x / CLUSTER; index < size.tiles(); index += gridDim.x / CLUSTER) {
     const Tile tile = tile_of(index, size);
     for (int at = 0; at < size.k; at += 64) {
-      if (used) barrier_wait(slots.empty(), slots.parity ^ 1);
+      slots.wait_empty();
       unsigned char* stage = slots.stage();
       barrier_expect(slots.full(), STAGE);
       load_box(stage, x, at, tile.row, slots.full());
@@ -51,7 +50,6 @@ __device__ __forceinline__ void copy_tiles(Slots slots, const BoxMap& x, const B
         if (CLUSTER == 1) load_box(to, w, at, line, slots.full());
         if (CLUSTER == 2 && half == block) load_box_to(to, w, at, line, slots.full(), 3);
       }
-      used |= slots.slot == STAGES - 1;
       slots.next();
     }
   }
@@ -98,7 +96,7 @@ __device__ __forceinline__ void multiply_tiles(Slots slots, unsigned short* room
     for (int i = 0; i < LINES; i++) sums[i] = 0.f;
     Slots before = slots;
     for (int at = 0; at < size.k; at += 64) {
-      barrier_wait(slots.full(), slots.parity);
+      slots.wait_full();
       multiply_fence();
       const unsigned char* stage = slots.stage();
 #pragma unroll

@@ -298,14 +298,6 @@ __device__ __forceinline__ unsigned long long tile_descriptor(const unsigned cha
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-// Both operands in shared memory.
-#define MULTIPLY_TILES(N, COUNT, A, B)                                                                    \
-  asm volatile(                                                                                           \
-      "{.reg .pred add; setp.ne.b32 add, 1, 0; wgmma.mma_async.sync.aligned.m64n" #N                      \
-      "k16.f32.bf16.bf16 {" PLACES_##COUNT "}, " A ", " B ", add, 1, 1, 0, 0;}"                           \
-      : OPERANDS_##COUNT(c)                                                                               \
-      : "l"(tile_descriptor(a_tile, slab * 32, 16)), "l"(tile_descriptor(b_tile, slab * 32, 16)))
-
 #define MULTIPLY_ASYNC(N, COUNT, TURNED, A, B, DESCRIPTOR)                                      \
   asm volatile(                                                                                 \
       "{.reg .pred add; setp.ne.b32 add, 1, 0; wgmma.mma_async.sync.aligned.m64n" #N            \
@@ -324,14 +316,13 @@ __device__ __forceinline__ void multiply_async(float (&c)[64], const unsigned (&
 }
 
 // a is in shared memory too: its tile's rows are 64 rows of a.
-__device__ __forceinline__ void multiply_async(float (&c)[64], const unsigned char* a_tile, const unsigned char* b_tile,
-                                               int slab) {
-  MULTIPLY_TILES(128, 64, "%64", "%65");
-}
-
 __device__ __forceinline__ void multiply_async(float (&c)[128], const unsigned char* a_tile, const unsigned char* b_tile,
                                                int slab) {
-  MULTIPLY_TILES(256, 128, "%128", "%129");
+  asm volatile(
+      "{.reg .pred add; setp.ne.b32 add, 1, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "{" PLACES_128 "}, %128, %129, add, 1, 1, 0, 0;}"
+      : OPERANDS_128(c)
+      : "l"(tile_descriptor(a_tile, slab * 32, 16)), "l"(tile_descriptor(b_tile, slab * 32, 16)));
 }
 
 __device__ __forceinline__ void multiply_async_rows(float (&c)[32], const unsigned (&a)[4], const unsigned char* tile,
@@ -356,22 +347,11 @@ __device__ __forceinline__ void multiply_wait() {
 }
 
 // The same, for those whose results are read: no earlier than here.
-template <int LEFT>
-__device__ __forceinline__ void multiply_wait(float (&c)[32]) {
+template <int LEFT, int COUNT>
+__device__ __forceinline__ void multiply_wait(float (&c)[COUNT]) {
   multiply_wait<LEFT>();
-  asm volatile("" : OPERANDS_32(c));
-}
-
-template <int LEFT>
-__device__ __forceinline__ void multiply_wait(float (&c)[64]) {
-  multiply_wait<LEFT>();
-  asm volatile("" : OPERANDS_64(c));
-}
-
-template <int LEFT>
-__device__ __forceinline__ void multiply_wait(float (&c)[128]) {
-  multiply_wait<LEFT>();
-  asm volatile("" : OPERANDS_128(c));
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(c[i]));
 }
 
 // Between what was put into shared memory and asynchronous products that read it.

@@ -99,7 +99,7 @@ __device__ __forceinline__ void copy_all(Slots slots, const unsigned char* x, co
   if (PDL) depend_wait();
   for (int step = 0; step < steps; step++) {
     if (step >= STAGES) {
-      barrier_wait(slots.empty(), slots.parity ^ 1);
+      slots.wait_empty();
       weight.copy(slots.stage(), begin + step * DEPTH);
     }
     of_x.copy(slots.stage(), begin + step * DEPTH);
@@ -130,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + COPIERS, 1) packed_wide(P
     if (PIECES) norm_factors(factors, finish, at, rows);
     Sums products;
     for (int step = 0; step < steps; step++) {
-      barrier_wait(slots.full(), slots.parity);
+      slots.wait_full();
       fence_async();
       products.multiply(slots.stage());
       slots.leave();

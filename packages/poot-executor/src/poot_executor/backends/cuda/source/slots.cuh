@@ -20,6 +20,9 @@ struct Slots {
   __device__ __forceinline__ unsigned char* stage() const { return shared + slot * STAGE; }
   __device__ __forceinline__ void* full() const { return barriers + slot * 16; }
   __device__ __forceinline__ void* empty() const { return barriers + slot * 16 + 8; }
+  __device__ __forceinline__ void wait_full() const { barrier_wait(full(), parity); }
+  // Of a barrier that is new, the phase before its first is over.
+  __device__ __forceinline__ void wait_empty() const { barrier_wait(empty(), parity ^ 1); }
   __device__ __forceinline__ void next() {
     if (++slot == STAGES) slot = 0, parity ^= 1;
   }
