@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from poot_executor.backends.cuda.dense_gated import DenseGatedKernel, GatedProdu
 from poot_executor.backends.cuda.nvrtc import ProgramError
 from poot_executor.backends.triton.kernels.gated import GatedLinearKernel
 from poot_executor.backends.triton.memory import TorchAllocation
+from poot_executor.backends.triton.stopwatch import OWN, Lead
 from poot_executor.encodings import Dense, Encoding, Ggml
 from poot_executor.errors import BackendUnavailableError, GraphError
 from poot_executor.ir import DType
@@ -184,16 +185,18 @@ def test_what_it_takes(taken: Site) -> None:
 class Timing(HostDevice):
     """Says which way is the fastest, and what the live counts were then."""
 
-    def __init__(self, choice: int = 0, error: Exception | None = None) -> None:
+    def __init__(self, choice: str = "gated product", error: Exception | None = None) -> None:
         super().__init__()
         self.choice, self.error = choice, error
         self.while_timed: list[torch.Tensor] = []
         self.sites: list[Any] = []
 
-    def fastest(self, site: object, calls: Sequence[Callable[[], object]]) -> int:
+    def fastest(self, site: object, ways: Mapping[str, Callable[[], object]], lead: Lead = OWN) -> str:
+        assert [*ways] == ["gated product", "torch mm, then gate"]
+        assert lead == OWN
         self.while_timed.append(self.live.clone())
         self.sites.append(site)
-        for call in calls:
+        for call in ways.values():
             call()
         if self.error is not None:
             raise self.error
@@ -232,11 +235,11 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Called:
 
 
 @emulated
-@pytest.mark.parametrize("choice", [0, 1], ids=["its own", "the library's"])
+@pytest.mark.parametrize("choice", ["gated product", "torch mm, then gate"])
 def test_both_ways_are_timed_with_all_rows_and_the_faster_is_bound_to_the_live_ones(
-    called: Called, choice: int
+    called: Called, choice: str
 ) -> None:
-    device, out = Timing(choice), called.product.out
+    device, out, library = Timing(choice), called.product.out, choice != "gated product"
     device.live[0] = 100
     kept = device.live
     launch = DenseGatedKernel().call(site((300, 72)), called.operands, device)
@@ -246,12 +249,14 @@ def test_both_ways_are_timed_with_all_rows_and_the_faster_is_bound_to_the_live_o
     assert bool((timed >= 300).all())
     # The way of its own has made all rows, then the library's has run.
     torch.testing.assert_close(out.double(), called.wanted, rtol=TOLERANCE, atol=1e-4)
-    assert called.said == [("bound", 2**30), ("run", 2**30), *([("bound", 100)] if choice else [])]
-    assert device.sites == [(GatedLinear("silu"), (300, 72), (300, 136))]
+    assert called.said == [("bound", 2**30), ("run", 2**30), *([("bound", 100)] if library else [])]
+    [place] = device.sites
+    assert place[:1] == (GatedLinear("silu"),)
+    assert place[1:] == (("bf16", (300, 72), (72, 1)), ("bf16", (300, 136), (136, 1)), tiling(300))
     called.said.clear()
     out.fill_(torch.inf)
     launch()
-    if choice:
+    if library:
         assert called.said == [("run", 100)]
         return
     assert called.said == []

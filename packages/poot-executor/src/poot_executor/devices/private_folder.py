@@ -1,4 +1,4 @@
-"""Where compiled code is kept between runs: nobody else may write there, since what lies there is loaded and run."""
+"""Where compiled code and choices are kept between runs: nobody else may write there, since code is loaded and run."""
 
 from __future__ import annotations
 

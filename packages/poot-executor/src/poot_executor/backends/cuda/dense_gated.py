@@ -19,7 +19,7 @@ from poot_executor.backends.cuda.boxes import COLUMNS, Boxes
 from poot_executor.backends.cuda.driver import UNAVAILABLE
 from poot_executor.backends.cuda.programs import Program
 from poot_executor.backends.triton.kernels.gated import GatedLinearKernel
-from poot_executor.backends.triton.kernels.kernel import PACKED, UNBOUNDED, is_packed, live_index, view
+from poot_executor.backends.triton.kernels.kernel import PACKED, UNBOUNDED, is_packed, live_index, place, view
 from poot_executor.backends.triton.kernels.pointwise import GATES
 from poot_executor.backends.triton.kernels.products import MOST_ROWS
 from poot_executor.ir.types import DType
@@ -120,14 +120,14 @@ class DenseGatedKernel(GatedLinearKernel):
         return None if x.shape[1] >= COLUMNS else f"fewer than {COLUMNS} columns"
 
     def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
-        ways, live = (self.own, super().call), device.live
+        ways, live = {self.name: self.own, GatedLinearKernel.name: super().call}, device.live
         device.live = torch.full_like(live, UNBOUNDED)  # while they are timed
         try:
-            bound = [way(site, operands, device) for way in ways]
-            fastest: int = device.fastest((site.op, site.inputs[0].shape, site.outputs[0].shape), bound)
+            bound = {name: way(site, operands, device) for name, way in ways.items()}
+            fastest = device.fastest((*place(site, operands), tiling(site.inputs[0].shape[0])), bound)
         except UNAVAILABLE as error:
             _warn(str(error))
-            fastest = 1
+            fastest = GatedLinearKernel.name
         finally:
             device.live = live
         return ways[fastest](site, operands, device)

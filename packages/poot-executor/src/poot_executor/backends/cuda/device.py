@@ -10,9 +10,11 @@ from functools import cache, cached_property
 
 import torch
 
-from poot_executor.backends.cuda import attend_prompt, nvml, nvrtc, packed_dot, packed_product
+from poot_executor.backends.cuda import attend_prompt, blaslt, nvml, nvrtc, packed_dot, packed_product
 from poot_executor.backends.cuda.attend_check import agrees
+from poot_executor.backends.cuda.blaslt_library import version
 from poot_executor.backends.cuda.dense_gated import DENSE_KERNELS
+from poot_executor.backends.cuda.dense_product import fastest_product
 from poot_executor.backends.cuda.driver import UNAVAILABLE, Argument, load
 from poot_executor.backends.cuda.programs import Program, cubin
 from poot_executor.backends.triton.graphs import GraphDevice
@@ -77,6 +79,19 @@ class CudaDevice(GraphDevice):
 
         return launch
 
+    def product(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> Callable[[], object]:
+        def plain(of: torch.Tensor) -> Callable[[], object]:
+            return GraphDevice.product(self, of, weight, out)
+
+        room = self._product_workspace
+        return plain(x) if room is None else fastest_product((x, weight, out), room, plain, self)
+
+    def made_of(self) -> tuple[str, ...]:
+        try:
+            return *super().made_of(), f"cuBLASLt {version()}"
+        except UNAVAILABLE:
+            return super().made_of()
+
     def packed_product(
         self, x: torch.Tensor, segment: Segment, around: Around, parts: torch.Tensor
     ) -> Callable[[], object] | None:
@@ -104,6 +119,15 @@ class CudaDevice(GraphDevice):
         if compilers is not None:
             compilers.shutdown(wait=False, cancel_futures=True)
         super().close()
+
+    @cached_property
+    def _product_workspace(self) -> torch.Tensor | None:
+        """That of all products by cuBLASLt, which run one after the other; None where it cannot be had."""
+        try:
+            return blaslt.workspace()
+        except UNAVAILABLE as error:
+            _log.warning("no choice of the library's products, torch's may be slower: %s", error)
+            return None
 
     @cached_property
     def _compilers(self) -> ThreadPoolExecutor | None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from poot_executor.backends.cuda.libraries import places
 from poot_executor.errors import ExecutorError
 
 
@@ -88,14 +87,8 @@ def _library() -> ctypes.CDLL:
 
 
 def _places(cuda: str) -> Iterator[str]:
-    """Where an NVRTC for this CUDA may be: paths, then names for the system to find."""
-    major = cuda.split(".", maxsplit=1)[0]
-    name = f"libnvrtc.so.{major}"
-    wheels = importlib.util.find_spec("nvidia")
-    for folder in (wheels.submodule_search_locations or ()) if wheels else ():
-        yield from (f"{folder}/cu{major}/lib/{name}", f"{folder}/cuda_nvrtc/lib/{name}")
-    yield f"{sys.prefix}/lib/{name}"
-    yield from (name, f"/usr/local/cuda-{cuda}/lib64/{name}", f"/usr/local/cuda/lib64/{name}", "libnvrtc.so")
+    """Where an NVRTC for this CUDA may be."""
+    return places(cuda, "libnvrtc", "cuda_nvrtc")
 
 
 def _open(place: str) -> ctypes.CDLL | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from poot_executor.backends.triton.kernels.plan import most_splits, queries
 from poot_executor.backends.triton.kernels.products import Around
 from poot_executor.backends.triton.memory import TorchAllocation
 from poot_executor.backends.triton.packed import Segment
+from poot_executor.backends.triton.stopwatch import OWN, Lead
 from poot_executor.backends.triton.weights import fill, room
 from poot_executor.devices.fetch import HostFetch
 from poot_executor.devices.protocol import Allocation, Launch, Live
@@ -107,13 +109,23 @@ class TritonDevice:
     def splits(self, tokens: int) -> int:
         return most_splits(tokens)
 
-    def fastest(self, site: object, calls: Sequence[Callable[[], object]]) -> int:
-        """Which of these ways to do the same is the fastest here; asked once for sites that are equal."""
-        return 0
+    def fastest(self, site: object, ways: Mapping[str, Callable[[], object]], lead: Lead = OWN) -> str:
+        """The name of the way that is the fastest here, of several to do the same; measured once for each site.
+
+        Sites are equal if their reprs are, which must be the same in every process. `lead`: by what another way must
+        be faster than the first of them.
+        """
+        return next(iter(ways))
 
     def record(self, launches: Sequence[Launch]) -> Any:
         live, self.live = self.live, self._live_buffer()
         return EagerLoop(self, launches, live)
+
+    def product(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> Callable[[], object]:
+        """The launch of out = x @ weight by the library: matrices (R, K), (K, N), (R, N), or as many of each."""
+        multiply = torch.mm if x.dim() == 2 else torch.bmm
+        more = {} if out.dtype == x.dtype else {"out_dtype": out.dtype}
+        return partial(multiply, x, weight, **more, out=out)
 
     def packed_product(
         self, x: torch.Tensor, segment: Segment, around: Around, parts: torch.Tensor

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,13 @@ import numpy.typing as npt
 import torch
 import triton
 
+from poot_executor import __version__
+from poot_executor.backends.triton.choices import Choices
 from poot_executor.backends.triton.device import TritonDevice, device_bytes
 from poot_executor.backends.triton.failure import failure
 from poot_executor.backends.triton.memory import TorchAllocation
 from poot_executor.backends.triton.recording import GraphRecording, capture
-from poot_executor.backends.triton.stopwatch import Stopwatch
+from poot_executor.backends.triton.stopwatch import OWN, DeviceClock, Lead, Stopwatch
 from poot_executor.backends.triton.upload import PinnedLane, Uploader
 from poot_executor.backends.triton.weights import pieces
 from poot_executor.devices.private_folder import private_folder
@@ -88,7 +90,8 @@ class GraphDevice(TritonDevice):
         copies = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._uploads = Uploader(lambda: PinnedLane(copies), min(_UPLOAD_THREADS, os.cpu_count() or 1))
         self._up, self._down = _Ring(), _Ring()
-        self._stopwatch = Stopwatch(self.side, properties.L2_cache_size)
+        clock = DeviceClock(self.side, properties.L2_cache_size, self._finish_uploads)
+        self._stopwatch = Stopwatch(clock, Choices(self.made_of))
         # A graph that is never replayed: the pool goes when its last graph does, and could not be used again.
         self._anchor = capture(self.side, self.pool, [lambda: self.live.add_(0)], warm=False)
 
@@ -96,14 +99,24 @@ class GraphDevice(TritonDevice):
         """Free bytes, less a reserve for what is no allocation of a plan.
 
         1 GiB, or a fiftieth of the memory if that is more: code of kernels, workspaces of libraries, nodes of graphs
-        (class "recordings" of the account, measured), decoding of weights at upload, and rounding by torch's
-        allocator.
+        (class "recordings" of the account, measured), decoding of weights at upload, noise on which ways are timed, and
+        rounding by torch's allocator.
         """
         free, total = torch.cuda.mem_get_info()
         return max(0, free - max(1024 * _MIB, total // 50))
 
-    def fastest(self, site: object, calls: Sequence[Callable[[], object]]) -> int:
-        return self._stopwatch.fastest(site, calls)
+    def fastest(self, site: object, ways: Mapping[str, Callable[[], object]], lead: Lead = OWN) -> str:
+        return self._stopwatch.fastest(site, ways, lead)
+
+    def known(self, site: object) -> str | None:
+        """What `fastest` has said of a site, in this process or an earlier one."""
+        return self._stopwatch.known(site)
+
+    def made_of(self) -> tuple[str, ...]:
+        """What the speed of kernels and of libraries depends on: the device and all releases."""
+        toolkit = f"HIP {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
+        ours, theirs = f"poot-executor {__version__}", f"torch {torch.__version__}"
+        return self.name, ours, theirs, toolkit, f"triton {triton.__version__}"
 
     def driver_bytes(self) -> int:
         """See `poot_executor.devices.protocol.Metered`. What other programs hold is in it."""
@@ -147,8 +160,8 @@ class GraphDevice(TritonDevice):
         return recording
 
     def synchronize(self) -> None:
+        self._finish_uploads()
         try:
-            self._uploads.finish()
             torch.cuda.synchronize()
         except RuntimeError as error:
             raise failure(error) from error
@@ -160,6 +173,12 @@ class GraphDevice(TritonDevice):
 
     def _fill(self, held: Any, sources: Sequence[WeightSource]) -> None:
         self._uploads.put(pieces(held, sources))
+
+    def _finish_uploads(self) -> None:
+        try:
+            self._uploads.finish()
+        except RuntimeError as error:
+            raise failure(error) from error
 
 
 def shared_bytes(properties: Any) -> int:

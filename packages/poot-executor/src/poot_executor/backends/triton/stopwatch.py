@@ -1,42 +1,135 @@
-"""Which of several calls is the fastest, seen from the device."""
+"""Which of several ways to do the same is the fastest, seen from the device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
+from poot_executor.backends.triton.choices import Choices
+
+Call = Callable[[], object]
+
 _REPEATS = 5
-# Milliseconds by which a call must be faster than the first to be taken. Kernels of our own come first: their launch
-# hides behind the kernel before them and the next one's behind theirs, which a call alone does not show.
-_HIDDEN = 0.002
+# Milliseconds from which on a way is long enough for its power to count: a device that draws too much slows down, and
+# then the way that needs less of it may be the faster one, which a call alone does not show.
+_LONG = 0.05
+_NEAR = 1.12  # times the fastest: ways that take longer are not run in bursts
+_MOST_NEAR = 3
+_BURST = 10.0  # milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """By what another way must be faster than the first to be taken: milliseconds, and a share of the first's time."""
+
+    milliseconds: float = 0.0
+    share: float = 0.0
+
+    def off(self, time: float) -> float:
+        return time * (1.0 - self.share) - self.milliseconds
+
+
+# Kernels of our own come first: their launch hides behind the kernel before them and the next one's behind theirs,
+# which a call alone does not show. Times that differ by less than some percent may change places the next time.
+OWN = Lead(milliseconds=0.002, share=0.02)
+# torch's choice of the library's algorithms comes first. Of products that fill an H200 for seconds, others that were up
+# to 3 % faster in bursts were not: they draw more power.
+LIBRARY = Lead(share=0.03)
+
+
+class Clock(Protocol):
+    """What runs ways on a device, and says how many milliseconds that took."""
+
+    def run(self, way: Call) -> None:
+        """Enqueue it once."""
+
+    def cold(self, ways: Sequence[Call]) -> list[float]:
+        """The shortest time of each, with a cold cache, since a step never finds its weights there."""
+
+    def burst(self, way: Call, times: int) -> float:
+        """Of so many in a row, together."""
 
 
 class Stopwatch:
-    """Times calls on one stream, with a cold cache, since a step never finds its weights there."""
+    """Chooses by a clock, once for each site; `choices` keeps what was chosen, also by earlier processes."""
 
-    def __init__(self, stream: torch.cuda.Stream, cache_bytes: int) -> None:
-        self._stream, self._cache = stream, cache_bytes
-        self._known: dict[object, int] = {}
+    def __init__(self, clock: Clock, choices: Choices) -> None:
+        self._clock, self._choices = clock, choices
+        self._tried: set[str] = set()
 
-    def fastest(self, site: object, calls: Sequence[Callable[[], object]]) -> int:
-        """The index of the fastest; remembered for sites that are equal."""
-        if site not in self._known:
-            with torch.cuda.stream(self._stream):
-                evict = torch.empty(2 * self._cache, dtype=torch.uint8, device="cuda")
-                times = [self._milliseconds(call, evict) for call in calls]
-            times[0] -= _HIDDEN
-            self._known[site] = times.index(min(times))
-        return self._known[site]
+    def known(self, site: object) -> str | None:
+        """What was chosen at a site that has the same repr, if that is known."""
+        return self._choices.get(_text(site))
 
-    def _milliseconds(self, call: Callable[[], object], evict: torch.Tensor) -> float:
-        call()
+    def fastest(self, site: object, ways: Mapping[str, Call], lead: Lead = OWN) -> str:
+        """The name of the fastest way. `lead` is the first one's. Raises what a way raises."""
+        text = _text(site)
+        name = self._choices.get(text)
+        if name is None or name not in ways:
+            name = self._measured(ways, lead)
+            self._choices.put(text, name)
+        elif text not in self._tried:
+            # An earlier process chose it: here it may not run.
+            self._clock.run(ways[name])
+        self._tried.add(text)
+        return name
+
+    def _measured(self, ways: Mapping[str, Call], lead: Lead) -> str:
+        names = list(ways)
+        if len(names) == 1:
+            return names[0]
+        cold = dict(zip(names, self._clock.cold(list(ways.values())), strict=True))
+        ranked = _ranked(cold, names[0], lead)
+        fastest = ranked[0][0]
+        near = [name for name, time in ranked[:_MOST_NEAR] if time <= _NEAR * ranked[0][1]]
+        if cold[fastest] <= _LONG or len(near) == 1:
+            return fastest
+        spent = dict.fromkeys(near, 0.0)
+        # There and back: what changes as the device gets warm is the same for all of them.
+        for name in (*near, *reversed(near)):
+            times = math.ceil(_BURST / cold[name])
+            spent[name] += self._clock.burst(ways[name], times) / times / 2
+        return _ranked(spent, names[0], lead)[0][0]
+
+
+class DeviceClock:
+    """Times on one stream, by events. `ready` returns when nothing else keeps the device busy."""
+
+    def __init__(self, stream: torch.cuda.Stream, cache_bytes: int, ready: Callable[[], None]) -> None:
+        self._stream, self._cache, self._ready = stream, cache_bytes, ready
+
+    def run(self, way: Call) -> None:
+        with torch.cuda.stream(self._stream):
+            way()
+
+    def cold(self, ways: Sequence[Call]) -> list[float]:
+        self._ready()
+        with torch.cuda.stream(self._stream):
+            evict = torch.empty(2 * self._cache, dtype=torch.uint8, device="cuda")
+            return [self._shortest(way, evict) for way in ways]
+
+    def burst(self, way: Call, times: int) -> float:
+        begin, end = _event(), _event()
+        with torch.cuda.stream(self._stream):
+            begin.record()
+            for _ in range(times):
+                way()
+            end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end))
+
+    def _shortest(self, way: Call, evict: torch.Tensor) -> float:
+        way()
         spans = []
         for _ in range(_REPEATS):
             begin, end = _event(), _event()
             evict.zero_()
             begin.record()
-            call()
+            way()
             end.record()
             spans.append((begin, end))
         self._stream.synchronize()
@@ -45,3 +138,13 @@ class Stopwatch:
 
 def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _text(site: object) -> str:
+    return site if isinstance(site, str) else repr(site)
+
+
+def _ranked(times: Mapping[str, float], first: str, lead: Lead) -> list[tuple[str, float]]:
+    """Names and times, the fastest first, once the way `first` has its lead."""
+    led = [(name, lead.off(time) if name == first else time) for name, time in times.items()]
+    return sorted(led, key=lambda pair: pair[1])

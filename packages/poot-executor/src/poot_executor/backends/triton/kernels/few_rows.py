@@ -7,7 +7,15 @@ from typing import Any
 
 import torch
 
-from poot_executor.backends.triton.kernels.kernel import PACKED, TritonKernel, dense_form, is_packed, typed, view
+from poot_executor.backends.triton.kernels.kernel import (
+    PACKED,
+    TritonKernel,
+    dense_form,
+    is_packed,
+    place,
+    typed,
+    view,
+)
 from poot_executor.backends.triton.kernels.linear import LinearKernel
 from poot_executor.backends.triton.kernels.products import MOST_ROWS, Around, Product, Tiling, tiling, workspace_bytes
 from poot_executor.ir.types import DType
@@ -110,5 +118,8 @@ class FewRowsLinearKernel(FewRowsKernel):
     """The device tells whether this or the library's product is the faster one."""
 
     def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
-        ways = super().call(site, operands, device), LinearKernel().call(site, operands, device)
-        return ways[device.fastest((site.op, site.inputs[0].shape, site.outputs[0].shape), ways)]
+        ways = {
+            self.name: super().call(site, operands, device),
+            LinearKernel.name: LinearKernel().call(site, operands, device),
+        }
+        return ways[device.fastest((*place(site, operands), self.how(site, device)), ways)]

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-import torch
-
 from poot_executor.backends.triton.kernels.kernel import (
     PACKED,
     TRITON_KERNELS,
@@ -45,10 +43,11 @@ class GatedLinearKernel(TritonKernel):
         assert isinstance(op, GatedLinear) and operands.workspace is not None
         x, out, weight = view(operands.input(0)), view(operands.outputs[0]), operands.held[0].t()
         product = typed(operands.workspace, (len(x), weight.shape[1]), None, site.activation)
+        multiply = device.product(x, weight, product)
         gate = gate_rows(op.activation, product, out, live_index(site.inputs[0]), device)
 
         def run() -> None:
-            torch.mm(x, weight, out=product)
+            multiply()
             gate()
 
         return run

@@ -116,6 +116,12 @@ def typed(
     return elements.as_strided(shape, strides)
 
 
+def place(site: Site, operands: Operands) -> tuple[object, ...]:
+    """What the time of a product depends on: its repr is the same in every process, and addresses are not in it."""
+    x, out = operands.input(0), operands.outputs[0]
+    return site.op, *((it.type.dtype.value, it.type.shape, it.strides) for it in (x, out))
+
+
 def dense_form(site: Site, inputs: tuple[int, ...]) -> WeightForm:
     """Weights side by side in the activation type (one dimension: float32)."""
     names = tuple(str(site.names[i]) for i in inputs)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
@@ -43,10 +41,7 @@ class LinearKernel(TritonKernel):
         op = site.op
         assert isinstance(op, Linear)
         x, out, weight = view(operands.input(0)), view(operands.outputs[0]), operands.held[0].t()
-        if out.dtype != x.dtype:
-            product = partial(torch.mm, x, weight, out_dtype=out.dtype, out=out)
-        else:
-            product = partial(torch.mm, x, weight, out=out)
+        product: Callable[[], object] = device.product(x, weight, out)
         if not op.bias:
             return product
         bias = operands.held[1]

@@ -7,10 +7,8 @@ and the norm to another one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
@@ -22,6 +20,7 @@ from poot_executor.backends.triton.kernels.kernel import (
     dense_form,
     is_packed,
     live_index,
+    place,
     typed,
     view,
 )
@@ -84,10 +83,8 @@ class PartsKernel(TritonKernel):
         return 4 * max(_splits(site)) * rows * n
 
     def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
-        calls = [_call(site, operands, device, splits) for splits in _splits(site)]
-        x, out = site.inputs[0], site.outputs[0]
-        fastest: int = device.fastest((site.op, x.shape, out.shape), calls)
-        return calls[fastest]
+        ways = {f"{splits} parts": _call(site, operands, device, splits) for splits in _splits(site)}
+        return ways[device.fastest((*place(site, operands), *ways), ways)]
 
 
 def _splits(site: Site) -> tuple[int, ...]:
@@ -106,8 +103,7 @@ def _call(site: Site, operands: Operands, device: Any, splits: int) -> Callable[
     parts = typed(operands.workspace, (splits, rows, n), None, DType.F32)
     of_x = x.view(rows, splits, width // splits).transpose(0, 1)
     of_w = weight.view(n, splits, width // splits).permute(1, 2, 0)
-    more = {} if x.dtype == parts.dtype else {"out_dtype": parts.dtype}
-    product: Callable[[], object] = partial(torch.bmm, of_x, of_w, **more, out=parts)
+    product = device.product(of_x, of_w, parts)
     live, index, block = device.live, live_index(site.inputs[0]), triton.next_power_of_2(n)
 
     def run() -> None:
