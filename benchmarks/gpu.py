@@ -84,6 +84,7 @@ CASES = (
     bench("gated-products", 120, "gated_products"),
     bench("prompt-attention", 120, "prompt_attention"),
     bench("prompt-attention-64", 120, "prompt_attention", "--width", "64"),
+    bench("rows-attention", 120, "rows_attention"),
     bench("decode-8b-q4km", 240, "decode", "--shape", "8b-q4km"),
     bench("context-8192", 240, "decode", "--shape", "8b", "--context", "8192"),
     bench("context-32768", 240, "decode", "--shape", "8b", "--context", "32768"),

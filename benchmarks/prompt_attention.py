@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from attention_pools import BLOCK, HEADS, KV_HEADS, Pool, Run
 from ceilings import milliseconds
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -24,7 +25,7 @@ from poot_executor.backends.cuda.device import CudaDevice
 from poot_executor.backends.triton.kernels.items import Attended
 from poot_executor.ops import AttentionPlan, PagedAttention
 
-HEADS, KV_HEADS, BLOCK, TILE = 32, 8, 16, 32
+TILE = 32
 PROMPT, CHUNK = 8192, 2048
 MOST_OFF = 6e-3  # of the norm: weights and results are rounded to bfloat16
 MOST_RATIO = 1.15
@@ -32,40 +33,21 @@ CHECKED = 4  # heads
 DECODING, SEEN, READING = 128, 1090, 960
 attention = torch.nn.functional.scaled_dot_product_attention
 
-# row of the table, first position, tokens
-Run = tuple[int, int, int]
 
+def attend(
+    pool: Pool, q: torch.Tensor, runs: Sequence[Run], device: CudaDevice
+) -> tuple[Callable[[], object], torch.Tensor]:
+    """The launch for these runs' queries (tokens, heads, width), and where its results will be.
 
-class Pool:
-    """Keys and values of rows of some length, in blocks that lie anywhere."""
-
-    def __init__(self, rows: int, length: int, width: int, device: CudaDevice) -> None:
-        blocks = -(-length // BLOCK)
-        self.device, self.width = device, width
-        self.table = torch.randperm(rows * blocks).int().view(rows, blocks)
-        shape = rows * blocks * BLOCK, KV_HEADS, width
-        self.k, self.v = (torch.randn(shape, device="cuda").bfloat16() for _ in range(2))
-
-    def attend(self, q: torch.Tensor, runs: Sequence[Run]) -> tuple[Callable[[], object], torch.Tensor]:
-        """The launch for these runs' queries (tokens, heads, width), and where its results will be."""
-        op = PagedAttention(self.width**-0.5, BLOCK, tile=TILE)
-        resolved = torch.tensor([(*run, 0) for run in runs])
-        (plan,) = AttentionPlan(len(q), TILE).reference(resolved)
-        out = torch.full_like(q, torch.nan)
-        locks = torch.zeros(len(q) * KV_HEADS, dtype=torch.int32, device="cuda")
-        tensors = plan.cuda(), self.table.cuda(), q, out, torch.empty(1, device="cuda"), locks
-        numbers = q.stride(0), q.stride(1), self.table.shape[1], op.scale, 1.0
-        it = Attended(op, q, self.k, self.v, tensors, numbers)
-        assert attend_prompt.accepts(it)
-        return attend_prompt.attend_prompt(it, self.device), out
-
-    def row(self, index: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a row as (1, heads, length, width), in one piece, once for each head of queries."""
-        at = torch.arange(length)
-        slots = (self.table[index].long()[at // BLOCK] * BLOCK + at % BLOCK).cuda()
-        share = HEADS // KV_HEADS
-        k, v = (pool[slots].transpose(0, 1).repeat_interleave(share, 0)[None] for pool in (self.k, self.v))
-        return k, v
+    Items are those of a step of CHUNK tokens.
+    """
+    splits = device.splits(CHUNK, pool.width)
+    op = PagedAttention(pool.width**-0.5, BLOCK, tile=TILE, splits=splits)
+    plan = pool.plan(AttentionPlan(CHUNK, TILE, splits=splits), runs, device)
+    site, operands, out = pool.attention(op, q, plan)
+    it = Attended.of(site, operands)
+    assert attend_prompt.accepts(it)
+    return attend_prompt.attend_prompt(it, device), out
 
 
 def microseconds(call: Callable[[], object]) -> float:
@@ -73,13 +55,13 @@ def microseconds(call: Callable[[], object]) -> float:
 
 
 def prompt(width: int, device: CudaDevice) -> Iterator[bool]:
-    pool = Pool(1, PROMPT, width, device)
+    pool = Pool(1, PROMPT, width)
     q = torch.randn(PROMPT, HEADS, width, device="cuda").bfloat16()
     keys, values = pool.row(0, PROMPT)
     whole = q.transpose(0, 1)[None].contiguous()
     taken = 0.0
     for first in range(0, PROMPT, CHUNK):
-        launch, out = pool.attend(q[first : first + CHUNK], [(0, first, CHUNK)])
+        launch, out = attend(pool, q[first : first + CHUNK], [(0, first, CHUNK)], device)
         launch()
         end = first + CHUNK
         mask = torch.arange(end, device="cuda")[None] <= torch.arange(first, end, device="cuda")[:, None]
@@ -102,12 +84,12 @@ def prompt(width: int, device: CudaDevice) -> Iterator[bool]:
 
 
 def beside(width: int, device: CudaDevice) -> None:
-    pool = Pool(DECODING + 2, SEEN, width, device)
+    pool = Pool(DECODING + 2, SEEN, width)
     decoding = [(row, SEEN - 1 - row % 7, 1) for row in range(DECODING)]
     reading = [(DECODING, 0, READING), (DECODING + 1, 0, READING)]
     for name, runs in (("decoding", decoding), ("prompts", reading), ("both", decoding + reading)):
         q = torch.randn(sum(run[2] for run in runs), HEADS, width, device="cuda").bfloat16()
-        launch, _ = pool.attend(q, runs)
+        launch, _ = attend(pool, q, runs, device)
         spent = microseconds(launch)
         rate = sum(first + count for _, first, count in runs) * KV_HEADS * width * 4 / spent / 1e6
         print(f"{name:8}: {spent:6.1f} us, keys and values at {rate:.2f} TB/s if each is read once")

@@ -18,7 +18,7 @@ int status, refuses, clusters;
 config got; attribute first; void *function; word pointers[3], map[16]; int count; float factor;
 /* The latest question about clusters, and the latest map. */
 config asked; attribute of_cluster; void *asked_of;
-int kind, rank, layout[4]; void *address; word sizes[2], stride; unsigned box[2], steps[2];
+int kind, rank, layout[4]; void *address; word sizes[3], strides[2]; unsigned box[3], steps[3];
 int allowed, loads, contexts, launches, questions;
 
 int cuDeviceGet(int *device, int index) { *device = index; return 0; }
@@ -53,14 +53,17 @@ int cuOccupancyMaxActiveClusters(int *found, void *of, const config *given) {
     return clusters < 0 ? 1 : 0;
 }
 int cuTensorMapEncodeTiled(word *made, int type, unsigned dimensions, void *at, const word *given_sizes,
-                           const word *strides, const unsigned *given_box, const unsigned *given_steps, int interleave,
-                           int swizzle, int promotion, int fill) {
+                           const word *given_strides, const unsigned *given_box, const unsigned *given_steps,
+                           int interleave, int swizzle, int promotion, int fill) {
     if (refuses) return refuses;
     if ((unsigned long long)made % 64) return 1;
-    kind = type; rank = (int)dimensions; address = at; stride = strides[0];
-    memcpy(sizes, given_sizes, sizeof sizes);
-    memcpy(box, given_box, sizeof box);
-    memcpy(steps, given_steps, sizeof steps);
+    if (dimensions != 2 && dimensions != 3) return 1;
+    kind = type; rank = (int)dimensions; address = at;
+    for (int i = 0; i < 3; i++) {
+        const int there = i < rank;
+        sizes[i] = there ? given_sizes[i] : 0; box[i] = there ? given_box[i] : 0; steps[i] = there ? given_steps[i] : 0;
+    }
+    for (int i = 0; i < 2; i++) strides[i] = i < rank - 1 ? given_strides[i] : 0;
     layout[0] = interleave; layout[1] = swizzle; layout[2] = promotion; layout[3] = fill;
     for (int i = 0; i < 16; i++) made[i] = 0x0101010101010101ull * (unsigned)(i + 1);
     return 0;

@@ -18,9 +18,10 @@ def _kernel(program: Program) -> HostKernel:
 
 
 class HostDevice(TritonDevice):
-    """`backwards`: blocks, warps and lanes take turns from the last to the first."""
+    """`backwards`: blocks, warps and lanes take turns from the last to the first; `turns`: warps do at random."""
 
     backwards = False
+    turns = 0
     wide = True
 
     def __init__(self) -> None:
@@ -36,5 +37,5 @@ class HostDevice(TritonDevice):
         *,
         cluster: int = 1,
     ) -> Callable[[], None]:
-        kernel, backwards = _kernel(program), self.backwards
-        return lambda: kernel.launch(grid, threads, shared, arguments, backwards, cluster=cluster)
+        kernel, backwards, turns = _kernel(program), self.backwards, self.turns
+        return lambda: kernel.launch(grid, threads, shared, arguments, backwards, cluster=cluster, turns=turns)

@@ -1,7 +1,8 @@
 // CUDA C++ on the host, for tests: the names that a kernel of backends/cuda/source/ uses, over ordinary memory.
 //
 // A thread is a fiber, and a block's fibers run in turn until each of them waits for its warp or its block; blocks run
-// one after another, those of a cluster together. Warp collectives (mma, shuffles, __syncwarp) need all 32 lanes.
+// one after another, those of a cluster together. With random turns warps come in any order, and threads are interrupted
+// between accesses to memory. Warp collectives (mma, shuffles, __syncwarp) need all 32 lanes.
 // Asynchronous copies spoil their destination at once and fill it when a wait asks for them (boxes: one at their
 // barrier), so that reading too early reads 0xCB, as does shared memory that nobody has written. The compiler calls the
 // checks at the end of this file before each access to memory, which must lie in an operand, in shared memory, on the
@@ -47,7 +48,8 @@ struct dim3 { unsigned x = 1, y = 1, z = 1; };
 struct alignas(64) BoxMap {
     const unsigned char* base;
     long long rows, columns, pitch, box_rows;  // pitch: bytes from row to row
-    long long unused[11];
+    long long box_pieces;  // that are copied at once; 0: the map is one of single boxes
+    long long unused[10];
 };
 static_assert(sizeof(BoxMap) == 128, "as large as CUDA's");
 static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
@@ -66,6 +68,7 @@ constexpr unsigned LANES = 32, MOST_THREADS = 1024, MOST_COPIES = 512, MOST_RANG
 constexpr unsigned MOST_BLOCKS = 8, MOST_FIBERS = 2048, MOST_BOXES = 1024;  // of a cluster
 constexpr unsigned long MOST_FRESH_LOADS = 1ul << 24;  // of a cluster; others do not run at the same time
 constexpr int MOST_BYTES = 232448;  // of shared memory, and so to wait for
+constexpr unsigned ACCESSES = 16;  // from one interruption to the next
 constexpr std::size_t STACK = 256 << 10, GUARD = 4096;
 constexpr int POISON = 0xCB;
 
@@ -73,7 +76,7 @@ constexpr int POISON = 0xCB;
 
 #ifdef CUDA_ON_HOST_UCONTEXT
 typedef ucontext_t Context;
-void change(Context& from, Context& to) { swapcontext(&from, &to); }
+CUDA_ON_HOST_PLAIN void change(Context& from, Context& to) { swapcontext(&from, &to); }
 void prepare(Context& context, unsigned char* low, unsigned char* high, void (*entry)()) {
     getcontext(&context);
     context.uc_stack.ss_sp = low;
@@ -106,7 +109,7 @@ cuda_on_host_change:
     popq %rbp
     ret
 )");
-void change(Context& from, Context& to) { cuda_on_host_change(&from, to); }
+CUDA_ON_HOST_PLAIN void change(Context& from, Context& to) { cuda_on_host_change(&from, to); }
 void prepare(Context& context, unsigned char*, unsigned char* high, void (*entry)()) {
     void** top = reinterpret_cast<void**>(reinterpret_cast<std::uintptr_t>(high) & ~std::uintptr_t{15});
     *--top = nullptr;  // where `entry` would return to: the stack is aligned as behind a call
@@ -116,7 +119,7 @@ void prepare(Context& context, unsigned char*, unsigned char* high, void (*entry
 }
 #endif
 
-enum class State { READY, WARP, BLOCK, MEETING, BARRIER, DONE };
+enum class State { READY, INTERRUPTED, WARP, BLOCK, MEETING, BARRIER, DONE };
 
 struct Copy { unsigned char* to; const unsigned char* from; unsigned bytes, group; };
 
@@ -179,12 +182,25 @@ std::size_t shared_bytes = 0;
 Range ranges[MOST_RANGES];
 unsigned range_count = 0;
 unsigned long fresh_loads = 0;
+unsigned long long turns = 0;  // of which random numbers are made; 0: turns are in order
 void (*body)() = nullptr;
 bool failed = false;
 char message[600];
 std::mutex one_at_a_time;
 
-void leave() { change(now->context, scheduler); }
+CUDA_ON_HOST_PLAIN void leave() { change(now->context, scheduler); }
+
+CUDA_ON_HOST_PLAIN unsigned draw(unsigned below) {
+    turns = turns * 6364136223846793005ull + 1442695040888963407ull;
+    return static_cast<unsigned>(turns >> 33) % below;
+}
+
+// Before an access to memory: whoever is READY may have to wait for a turn.
+CUDA_ON_HOST_PLAIN void interrupt() {
+    if (!turns || now->state != State::READY || draw(ACCESSES)) return;
+    now->state = State::INTERRUPTED;
+    leave();
+}
 
 // Ends the run. A fiber that fails is left where it is.
 CUDA_ON_HOST_PLAIN void fail(const char* format, ...) {
@@ -279,6 +295,7 @@ CUDA_ON_HOST_PLAIN void refuse(const unsigned char* at, std::size_t bytes, const
 // A thread may use operands, shared memory, its stack (and what other lanes lend of theirs) and the program's data.
 CUDA_ON_HOST_PLAIN void check(const void* where, std::size_t bytes, const char* does, const void* caller) {
     if (!now) return;
+    interrupt();
     const unsigned char* at = static_cast<const unsigned char*>(where);
     static unsigned last = 0;
     if (within(at, bytes, stacks, stack_bytes) || within(at, bytes, shared, shared_bytes)) return;
@@ -540,10 +557,14 @@ inline float __fadd_rd(float a, float b) {
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 
 template <class T> __forceinline__ T __ldg(const T* from) { return *from; }
-template <class T> __forceinline__ T atomicAdd(T* where, T value) {
+template <class T> CUDA_ON_HOST_PLAIN T cuda_on_host_add(T* where, T value) {
     const T old = *where;
     *where = old + value;
     return old;
+}
+template <class T> __forceinline__ T atomicAdd(T* where, T value) {
+    static_cast<void>(*static_cast<volatile T*>(where));  // whether it may
+    return cuda_on_host_add(where, value);
 }
 
 // ---- what intrinsics.cuh has ------------------------------------------------------------------------------------
@@ -648,6 +669,41 @@ inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigne
 }
 inline void mma_f16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     cuda_on_host_mma<from_f16>("mma_f16", c, a, b0, b1);
+}
+
+// Matrices (8, 8) of numbers of two bytes, by the PTX ISA: ldmatrix gives lane 4 g + t elements 2 t and 2 t + 1 of row g,
+// or, turned, of column g; movmatrix turns what is held so.
+template <bool TURNED> CUDA_ON_HOST_PLAIN void cuda_on_host_hand_out(on_host::Fiber* lanes) {
+    for (unsigned lane = 0; lane < 32; lane++)
+        for (unsigned i = 0; i < 8; i++) {
+            const unsigned g = lane / 4, of_pair = 2 * (lane % 4) + i % 2;
+            const unsigned row = i / 2 * 8 + (TURNED ? of_pair : g), at = TURNED ? g : of_pair;
+            const auto* from = reinterpret_cast<const unsigned char*>(lanes[row].given) + at * 2;
+            std::memcpy(reinterpret_cast<unsigned char*>(lanes[lane].c) + i * 2, from, 2);
+        }
+}
+template <bool TURNED>
+__forceinline__ void cuda_on_host_load_matrices(const char* what, unsigned (&d)[4], const unsigned char* row) {
+    if (reinterpret_cast<std::uintptr_t>(row) % 16) on_host::fail("%s from a misaligned address", what);
+    if (!on_host::within(row, 16, on_host::shared, on_host::shared_bytes)) on_host::fail("%s, not shared memory", what);
+    on_host::now->given = reinterpret_cast<unsigned long long>(row);
+    on_host::now->c = reinterpret_cast<float*>(d);
+    on_host::together(what, 0xFFFFFFFFu, cuda_on_host_hand_out<TURNED>);
+}
+inline void load_matrices(unsigned (&d)[4], const unsigned char* row) {
+    cuda_on_host_load_matrices<false>("load_matrices", d, row);
+}
+inline void load_matrices_turned(unsigned (&d)[4], const unsigned char* row) {
+    cuda_on_host_load_matrices<true>("load_matrices_turned", d, row);
+}
+inline unsigned turn_matrix(unsigned two) {
+    const unsigned lane = on_host::now->lane, g = lane / 4, t = lane % 4;
+    unsigned out = 0;
+    for (unsigned j = 0; j < 2; j++) {
+        const unsigned offered = on_host::exchange("turn_matrix", 0xFFFFFFFFu, two, (2 * t + j) * 4 + g / 2);
+        out |= (offered >> 16 * (g % 2) & 0xFFFFu) << 16 * j;
+    }
+    return out;
 }
 
 // Inline, so that a message names the kernel's line.
@@ -799,7 +855,7 @@ __forceinline__ void barrier_wait(void* barrier, unsigned parity) {
     on_host::now->state = on_host::State::BARRIER;
     on_host::leave();
 }
-template <int COUNT> unsigned short* cuda_on_host_barrier(int barrier) {
+template <int COUNT> CUDA_ON_HOST_PLAIN unsigned short* cuda_on_host_barrier(int barrier) {
     if (barrier < 1 || barrier > 15) on_host::fail("barrier %d", barrier);
     unsigned short* words = on_host::now->block->barriers[barrier];
     if (!words[1]) words[0] = words[1] = COUNT;
@@ -817,11 +873,20 @@ template <int COUNT> void come(int barrier) { barrier_arrive(cuda_on_host_barrie
 template <int COUNT> void sync_first() { meet<COUNT>(1); }
 
 __forceinline__ void load_box(void* to_shared, const BoxMap& map, int column, int row, void* barrier) {
+    if (map.box_pieces) on_host::fail("a map of several boxes at once");
     const auto rank = static_cast<unsigned>(on_host::now->block - on_host::blocks);
     on_host::start_box(to_shared, map, column, row, on_host::numbers_of(barrier), 1u << rank);
 }
+__forceinline__ void load_boxes(void* to_shared, const BoxMap& map, int row, int piece, void* barrier) {
+    const auto rank = static_cast<unsigned>(on_host::now->block - on_host::blocks);
+    if (!map.box_pieces) on_host::fail("a map of single boxes");
+    for (long long i = 0; i < map.box_pieces; i++)
+        on_host::start_box(static_cast<unsigned char*>(to_shared) + i * map.box_rows * 128, map,
+                           (piece + static_cast<int>(i)) * 64, row, on_host::numbers_of(barrier), 1u << rank);
+}
 __forceinline__ void load_box_to(void* to_shared, const BoxMap& map, int column, int row, void* barrier,
                                  unsigned short blocks) {
+    if (map.box_pieces) on_host::fail("a map of several boxes at once");
     on_host::start_box(to_shared, map, column, row, on_host::numbers_of(barrier), blocks);
 }
 inline int block_of_cluster() { return static_cast<int>(on_host::now->block - on_host::blocks); }
@@ -978,15 +1043,18 @@ CUDA_ON_HOST_PLAIN bool release(State at, Fiber* of, unsigned threads) {
 }
 
 CUDA_ON_HOST_PLAIN void run_cluster(unsigned threads, bool reversed) {
-    const unsigned all = threads * cluster_size;
+    const unsigned all = threads * cluster_size, count = all / LANES;
+    unsigned order[MOST_FIBERS / LANES];
     start_cluster(threads);
     while (!failed) {
         bool moved = false;
         for (unsigned i = 0; i < all; i++)
-            if (fibers[i].state == State::BARRIER && fibers[i].barrier[2] % 2 != fibers[i].parity)
+            if (fibers[i].state == State::INTERRUPTED ||
+                (fibers[i].state == State::BARRIER && fibers[i].barrier[2] % 2 != fibers[i].parity))
                 fibers[i].state = State::READY;
-        for (unsigned i = 0; i < all / LANES && !failed; i++)
-            moved |= run_warp(reversed ? all / LANES - 1 - i : i, reversed);
+        for (unsigned i = 0; i < count; i++) order[i] = reversed ? count - 1 - i : i;
+        for (unsigned i = count; turns && i > 1; i--) std::swap(order[i - 1], order[draw(i)]);
+        for (unsigned i = 0; i < count && !failed; i++) moved |= run_warp(order[i], reversed);
         if (moved || failed) continue;
         unsigned done = 0;
         for (unsigned rank = 0; rank < cluster_size; rank++) {
@@ -1030,11 +1098,12 @@ struct Memory {
 
 template <class... P>
 int launch(void (*kernel)(P...), dim3 grid, unsigned threads, unsigned bytes, void** arguments, const void** starts,
-           const std::size_t* sizes, int reversed, unsigned cluster, char* said, int room) {
+           const std::size_t* sizes, int reversed, unsigned cluster, unsigned seed, char* said, int room) {
     const std::lock_guard<std::mutex> alone(one_at_a_time);
     Memory memory;
     failed = false;
     message[0] = 0;
+    turns = seed;
     range_count = 0;
     for (unsigned i = 0; i < sizeof...(P); i++)
         if (starts[i]) ranges[range_count++] = {static_cast<const unsigned char*>(starts[i]), sizes[i], i};
@@ -1117,7 +1186,7 @@ CUDA_ON_HOST_HIDDEN void __ubsan_handle_shift_out_of_bounds(const CudaOnHostPlac
     }                                                                                                               \
     extern "C" __attribute__((visibility("default"))) int cuda_on_host_run(                                         \
         unsigned x, unsigned y, unsigned z, unsigned threads, unsigned shared, void** arguments, const void** starts, \
-        const std::size_t* sizes, int reversed, unsigned cluster, char* message, int room) {                        \
+        const std::size_t* sizes, int reversed, unsigned cluster, unsigned turns, char* message, int room) {        \
         return ::on_host::launch(kernel, dim3{x, y, z}, threads, shared, arguments, starts, sizes, reversed,        \
-                                 cluster, message, room);                                                           \
+                                 cluster, turns, message, room);                                                    \
     }

@@ -77,8 +77,11 @@ class HostKernel:
         reversed: bool = False,
         *,
         cluster: int = 1,
+        turns: int = 0,
     ) -> None:
         """Run every block; with `reversed` blocks, warps and lanes take turns from the last to the first.
+
+        With `turns`, the seed of random numbers, a block's warps take them as these say, and are interrupted.
 
         A tensor is given as the address of its first element, and the kernel may use the bytes of its elements alone;
         Boxes are a BoxMap, None is a null pointer, an int an int32, a float a float32. `cluster`: so many blocks, next
@@ -100,6 +103,7 @@ class HostKernel:
             (ctypes.c_size_t * count)(*(size for _, size in spans)),
             int(reversed),
             cluster,
+            turns,
             message,
             len(message),
         )
@@ -122,8 +126,8 @@ class _BoxMap(ctypes.Structure):
 
     _fields_ = (
         ("base", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("rows", "columns", "pitch", "box_rows")),
-        ("unused", ctypes.c_int64 * 11),
+        *((name, ctypes.c_int64) for name in ("rows", "columns", "pitch", "box_rows", "box_pieces")),
+        ("unused", ctypes.c_int64 * 10),
     )
 
 
@@ -148,8 +152,8 @@ def _value(at: int, letter: str, argument: Argument) -> _Value:
             return ctypes.c_void_p(None)
         case "p", torch.Tensor() if argument.device.type == "cpu":
             return ctypes.c_void_p(argument.data_ptr())
-        case "m", Boxes(tensor=tensor, rows=rows) if tensor.device.type == "cpu":
-            return _BoxMap(tensor.data_ptr(), *tensor.shape, tensor.stride(0) * 2, rows)
+        case "m", Boxes(tensor=tensor, rows=rows, pieces=pieces) if tensor.device.type == "cpu":
+            return _BoxMap(tensor.data_ptr(), *tensor.shape, tensor.stride(0) * 2, rows, pieces or 0)
         case "i", int() if not isinstance(argument, bool):
             if not -(2**31) <= argument < 2**31:
                 raise ValueError(f"argument {at}: {argument} is no int32")

@@ -39,3 +39,27 @@ def test_matrices_that_the_copy_engine_does_not_take_are_refused(tensor: torch.T
 @pytest.mark.parametrize("rows", [1, 256])
 def test_matrices_within_others_are_taken(rows: int) -> None:
     assert Boxes(numbers(16, 72)[3:5, 8:], rows).rows == rows
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "pieces"),
+    [
+        (72, 8, 1),  # the last would not be whole
+        (128, 12, 2),  # chunks would have changed places in another way
+        (128, 4, 2),
+        (128, 0, 2),
+        (128, 264, 2),
+        (128, 8, 3),
+        (128, 8, 0),
+        (128, 8, -1),
+    ],
+)
+def test_boxes_next_to_each_other_are_whole(columns: int, rows: int, pieces: int) -> None:
+    with pytest.raises(GraphError, match=f"no boxes of {rows} rows"):
+        Boxes(numbers(16, columns), rows, pieces)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3])
+def test_as_many_boxes_are_copied_at_once_as_there_are(pieces: int) -> None:
+    assert Boxes(numbers(16, 320)[3:5, 64:256], 16, pieces).pieces == pieces
+    assert Boxes(numbers(16, 192), 16).pieces is None

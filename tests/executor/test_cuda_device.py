@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from poot_executor.backends.cuda import attend_prompt, device, nvrtc, packed_product
+from poot_executor.backends.cuda import attend_prompt, attend_rows, device, nvrtc, packed_product
 from poot_executor.backends.cuda.device import CudaDevice
+from poot_executor.backends.cuda.programs import Program
+from poot_executor.backends.triton.kernels.items import Attended
+from poot_executor.backends.triton.kernels.plan import most_splits
 from poot_executor.backends.triton.packed import LAYOUTS, empty_segment
+from poot_executor.ops import PagedAttention
 
 
 def opened(capability: tuple[int, int]) -> Any:
@@ -55,11 +59,13 @@ def test_attention_that_does_not_compile_is_triton_s(
 
     monkeypatch.setattr(device, "agrees", fails)
     monkeypatch.setattr(attend_prompt, "accepts", lambda it: True)
-    monkeypatch.setattr(attend_prompt, "program", lambda it, pdl: "a program")
+    program = Program("attend_prompt.cu", "attend_prompt")
+    monkeypatch.setattr(attend_prompt, "program", lambda it, pdl: program)
     gpu, it = opened((9, 0)), SimpleNamespace()
     gpu._compilers = object()
     assert [gpu.attend_prompt(it), gpu.attend_prompt(it)] == [None, None]
     assert asked == [it]
+    assert "no attend_prompt in CUDA C++" in caplog.text
     assert "does not compile" in caplog.text
 
 
@@ -68,3 +74,37 @@ def test_rows_that_begin_between_vectors_are_left_to_others() -> None:
     wide = torch.zeros(2, 80, dtype=torch.bfloat16)
     assert packed_product.accepts(wide[:, 8:72], segment)
     assert not packed_product.accepts(wide[:, 4:68], segment)
+
+
+def rows_of(tokens: int, kv_heads: int, width: int = 128) -> Attended:
+    """Eight heads have a KV head."""
+    q, pool = torch.zeros(tokens, 8 * kv_heads, width).bfloat16(), torch.zeros(64, kv_heads, width).bfloat16()
+    return Attended(PagedAttention(0.1, 16, tile=4), q, pool, pool, (), ())
+
+
+def test_attention_of_rows_is_triton_s_where_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = [True]
+    monkeypatch.setattr(device, "agrees", lambda it, attend: right[0])
+    monkeypatch.setattr(attend_rows, "attend_rows", lambda it, how, gpu: "a launch")
+    gpu = opened((9, 0))
+    gpu._compilers = None
+    assert gpu.attend_rows(rows_of(16, 8)) is None
+    gpu._compilers = object()
+    assert gpu.attend_rows(rows_of(16, 8)) == "a launch"
+    assert gpu.attend_rows(rows_of(16, 2)) is None  # no unit has so many heads
+    assert gpu.attend_rows(rows_of(65, 8)) is None
+    assert gpu.attend_rows(rows_of(16, 8, 96)) is None
+    right[0] = False
+    assert gpu.attend_rows(rows_of(16, 8)) == "a launch"  # which was checked before
+    assert gpu.attend_rows(rows_of(8, 4)) is None
+    gpu.wide = False
+    assert gpu.attend_rows(rows_of(16, 8)) is None
+
+
+def test_keys_are_cut_for_the_kernel_that_reads_them() -> None:
+    gpu = opened((9, 0))
+    gpu._compilers = object()
+    assert [gpu.splits(tokens, 128) for tokens in (1, 2, 8, 64)] == [attend_rows.most_splits(n) for n in (1, 2, 8, 64)]
+    assert [gpu.splits(tokens, 96) for tokens in (1, 2, 8, 64)] == [most_splits(n) for n in (1, 2, 8, 64)]
+    gpu._compilers = None
+    assert gpu.splits(1, 128) == most_splits(1)

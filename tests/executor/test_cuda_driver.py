@@ -207,20 +207,23 @@ def matrix() -> torch.Tensor:
     return torch.zeros(23, 96, dtype=torch.bfloat16).as_subclass(OnGpu)[1:22, 8:80]
 
 
+def encoded(fake: ctypes.CDLL) -> tuple[list[int], ...]:
+    """Sizes, bytes from one to the next of each dimension but the first, the box, and steps; what is not there is 0."""
+    words = {"sizes": ctypes.c_ulonglong * 3, "strides": ctypes.c_ulonglong * 2}
+    words |= {"box": ctypes.c_uint * 3, "steps": ctypes.c_uint * 3}
+    return tuple(list(kind.in_dll(fake, name)) for name, kind in words.items())
+
+
 def test_a_kernel_gets_the_map_that_the_driver_made_of_boxes(fake: ctypes.CDLL) -> None:
     source = matrix()
     launch = driver.load(b"cubin", "boxed").bind((1, 1, 1), 32, 0, (Boxes(source, 200), 11), pdl=False)
     address, seen = source.data_ptr(), weakref.ref(source)
-    words, pairs = ctypes.c_ulonglong * 2, ctypes.c_uint * 2
     # Of cuda.h: CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 of a matrix; no interleave, swizzle of 128 bytes, promotion to 256
     # bytes, zeros outside. Columns come first; the box's are 128 bytes, which the swizzle wants.
     assert (read(fake, "kind"), read(fake, "rank")) == (9, 2)
     assert list((ctypes.c_int * 4).in_dll(fake, "layout")) == [0, 3, 3, 0]
     assert ctypes.c_void_p.in_dll(fake, "address").value == address
-    assert list(words.in_dll(fake, "sizes")) == [72, 21]
-    assert ctypes.c_ulonglong.in_dll(fake, "stride").value == 96 * 2
-    assert list(pairs.in_dll(fake, "box")) == [64, 200]
-    assert list(pairs.in_dll(fake, "steps")) == [1, 1]
+    assert encoded(fake) == ([72, 21, 0], [96 * 2, 0], [64, 200, 0], [1, 1, 0])
     del source
     gc.collect()
     assert seen() is not None  # by the launch
@@ -228,6 +231,17 @@ def test_a_kernel_gets_the_map_that_the_driver_made_of_boxes(fake: ctypes.CDLL) 
     made = bytes((ctypes.c_ubyte * 128).in_dll(fake, "map"))
     assert made == bytes(word + 1 for word in range(16) for _ in range(8))
     assert (read(fake, "count"), read(fake, "launches")) == (11, 1)
+
+
+@pytest.mark.parametrize(("rows", "pieces"), [(16, 2), (8, 1), (256, 3)])
+def test_boxes_next_to_each_other_are_a_third_dimension(fake: ctypes.CDLL, rows: int, pieces: int) -> None:
+    """64 columns, rows, and then the next 64 columns, which are 128 bytes further."""
+    source = torch.zeros(23, 320, dtype=torch.bfloat16).as_subclass(OnGpu)[1:22, 64:256]
+    driver.load(b"cubin", "boxed").bind((1, 1, 1), 32, 0, (Boxes(source, rows, pieces), 11), pdl=False)
+    assert (read(fake, "kind"), read(fake, "rank")) == (9, 3)
+    assert list((ctypes.c_int * 4).in_dll(fake, "layout")) == [0, 3, 3, 0]
+    assert ctypes.c_void_p.in_dll(fake, "address").value == source.data_ptr()
+    assert encoded(fake) == ([64, 21, 3], [320 * 2, 128], [64, rows, pieces], [1, 1, 1])
 
 
 def test_boxes_are_for_a_kernel_that_takes_them(fake: ctypes.CDLL) -> None:

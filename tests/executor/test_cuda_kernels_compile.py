@@ -10,10 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from poot_executor.backends.cuda import attend_prompt, dense_gated, nvrtc, packed_dot, packed_product, programs
+from poot_executor.backends.cuda import (
+    attend_prompt,
+    attend_rows,
+    dense_gated,
+    nvrtc,
+    packed_dot,
+    packed_product,
+    programs,
+)
 from poot_executor.backends.cuda.packed_product import Tiling
 from poot_executor.backends.cuda.programs import Program
 from poot_executor.backends.triton.kernels.items import Attended
+from poot_executor.backends.triton.kernels.plan import queries
 from poot_executor.backends.triton.kernels.products import Around
 from poot_executor.backends.triton.packed import LAYOUTS, Segment, empty_segment
 from poot_executor.ops import PagedAttention
@@ -66,6 +75,22 @@ def attentions(width: int) -> list[Program]:
     for window, softcap, sinks, splits in ((None, None, False, 1), (4096, 30.0, True, 8)):
         op = PagedAttention(0.1, 16, window, softcap=softcap, sinks=sinks, tile=32, splits=splits)
         made.append(attend_prompt.program(Attended(op, q, pool, pool, (), ()), pdl=True))
+    return made
+
+
+def attentions_of_rows(heads: int, kv_heads: int, width: int) -> dict[Program, attend_rows.Tiling]:
+    """Of all steps that have a tiling of their own: the plainest, and one with everything."""
+    made, pool = {}, torch.empty(64, kv_heads, width).bfloat16()
+    for tokens in (1, 2, 3, 4, 32, 33, 64):
+        q, tile, splits = torch.empty(tokens, heads, width).bfloat16(), queries(tokens, heads // kv_heads), 16
+        for op in (
+            PagedAttention(0.1, 16, tile=tile),
+            PagedAttention(0.1, 16, 4096, softcap=30.0, sinks=True, tile=tile, splits=splits),
+        ):
+            it = Attended(op, q, pool, pool, (), ())
+            how = attend_rows.tiling(it, 232448)
+            assert how is not None
+            made[attend_rows.program(it, how, pdl=True)] = how
     return made
 
 
@@ -122,6 +147,19 @@ def test_a_block_is_launched_with_the_registers_that_its_warps_share_out(
 @pytest.mark.parametrize("width", [64, 128])
 def test_attention_of_prompts_has_its_registers_and_spills_none(width: int, tmp_path: Path) -> None:
     assert {usage(image, tmp_path) for image in programs.compile_all(attentions(width), (9, 0))} == {(168, 0)}
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(32, 8, 128), (9, 3, 64)])
+def test_attention_of_rows_spills_none_and_as_many_blocks_run_as_it_is_tiled_for(
+    heads: int, kv_heads: int, width: int, tmp_path: Path
+) -> None:
+    """A multiprocessor has 65,536 registers, and gives a warp those of its threads in eights."""
+    made = attentions_of_rows(heads, kv_heads, width)
+    for (program, how), image in zip(made.items(), programs.compile_all(list(made), (9, 0)), strict=True):
+        registers, stack = usage(image, tmp_path)
+        threads = 32 * (how.heads * how.ways + 1)
+        assert stack == 0, program
+        assert how.blocks * threads * -(-registers // 8) * 8 <= 65536, program
 
 
 def test_gated_products_have_their_registers_and_spill_none(tmp_path: Path) -> None:

@@ -77,6 +77,63 @@ def test_mma_multiplies_fragments_as_the_ptx_isa_lays_them_out(
     assert torch.equal(of_c, (a.float() @ b.float() + c)[:, rows, columns])
 
 
+# Fragments of a matrix (8, 8) by the PTX ISA, of ldmatrix and of movmatrix: the thread that has elements 2 c and
+# 2 c + 1 of row r, in the low and the high half of its register.
+HOLDERS = (
+    (0, 1, 2, 3),
+    (4, 5, 6, 7),
+    (8, 9, 10, 11),
+    (12, 13, 14, 15),
+    (16, 17, 18, 19),
+    (20, 21, 22, 23),
+    (24, 25, 26, 27),
+    (28, 29, 30, 31),
+)
+# And of ldmatrix with four matrices: the threads that name the rows of each.
+NAMERS = (range(8), range(8, 16), range(16, 24), range(24, 32))
+
+
+def held(matrices: torch.Tensor) -> torch.Tensor:
+    """What threads have of matrices (N, 8, 8): (32, N, 2)."""
+    of_threads = torch.zeros(32, len(matrices), 2, dtype=matrices.dtype)
+    for row, threads in enumerate(HOLDERS):
+        for column, thread in enumerate(threads):
+            of_threads[thread] = matrices[:, row, 2 * column : 2 * column + 2]
+    return of_threads
+
+
+LOAD = """
+  SHARED_BYTES(shared);
+  for (int at = threadIdx.x; at < 512; at += 64) reinterpret_cast<unsigned*>(shared)[at] = x[at];
+  __syncthreads();
+  unsigned d[4], turned[4];
+  load_matrices(d, shared + rows[threadIdx.x] * 16);
+  load_matrices_turned(turned, shared + rows[threadIdx.x] * 16);
+  for (int at = 0; at < 4; at++) out[threadIdx.x * 4 + at] = d[at], out[256 + threadIdx.x * 4 + at] = turned[at];
+"""
+
+
+def test_matrices_are_loaded_as_the_ptx_isa_lays_them_out() -> None:
+    """By two warps, from 128 rows in shared memory, some of which several threads name."""
+    x = torch.randperm(1024, generator=torch.Generator().manual_seed(4)).to(torch.int16).view(128, 8)
+    rows = torch.randint(0, 128, (64,), generator=torch.Generator().manual_seed(5)).int()
+    out = torch.zeros(2, 2, 32, 4, 2, dtype=torch.int16)
+    kernel("const unsigned* x, const int* rows, unsigned* out", LOAD).launch(ONE, 64, 2048, (words(x), rows, out))
+    for warp in range(2):
+        matrices = torch.stack([x[rows.view(2, 32)[warp, list(namers)].long()] for namers in NAMERS])
+        assert torch.equal(out[0, warp], held(matrices))
+        assert torch.equal(out[1, warp], held(matrices.transpose(1, 2)))
+
+
+def test_a_matrix_in_registers_is_turned_as_the_ptx_isa_says() -> None:
+    matrices = torch.randperm(128, generator=torch.Generator().manual_seed(6)).to(torch.int16).view(2, 8, 8)
+    given = held(matrices).transpose(0, 1).contiguous()
+    out = torch.zeros_like(given)
+    turn = kernel("const unsigned* x, unsigned* out", "out[threadIdx.x] = turn_matrix(x[threadIdx.x]);")
+    turn.launch(ONE, 64, 0, (words(given), out))
+    assert torch.equal(out, held(matrices.transpose(1, 2)).transpose(0, 1))
+
+
 CONVERT = """
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < n) {
@@ -250,6 +307,27 @@ def test_blocks_take_turns_in_the_order_asked_for_with_shared_memory_spoiled() -
         assert count.item() == 12
 
 
+def test_warps_come_in_any_order_and_are_interrupted() -> None:
+    """What several threads read and then write is lost, unless it is one operation."""
+    body = """
+      if (threadIdx.x % 32 == 0) order[add_acq_rel(counts, 1)] = threadIdx.x / 32;
+      const int seen = counts[1];
+      atomicAdd(counts + 2, 1);
+      counts[1] = seen + 1;
+    """
+    tried, found = kernel("int* order, int* counts", body), []
+    for turns in (0, *range(1, 11), *range(1, 11)):
+        order, counts = torch.zeros(8, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+        tried.launch(ONE, 256, 0, (order, counts), turns=turns)
+        assert sorted(order.tolist()) == list(range(8))
+        assert (counts[0], counts[2]) == (8, 256)
+        found.append((order.tolist(), counts[1].item()))
+    assert found[0] == (list(range(8)), 256)
+    assert found[1:11] == found[11:]  # by the same numbers
+    assert len({str(order) for order, _ in found}) > 8
+    assert min(count for _, count in found) < 256
+
+
 def test_copies_arrive_when_they_are_waited_for() -> None:
     body = """
       SHARED_BYTES(shared);
@@ -299,6 +377,13 @@ WRONG = {
     "x[0] = reinterpret_cast<const uint4*>(x + 1)->x;": "misaligned address .* multiple of 16 .*LINE",
     "int few[4] = {x[0], 1, 2, 3}; x[1] = few[i];": "subscript 4 is out of bounds .*LINE",
     "x[0] = 1 << (1 + i);": "shift by 32 .*LINE",
+    "unsigned d[4]; load_matrices(d, shared + 8);": "load_matrices from a misaligned address",
+    "unsigned d[4]; load_matrices_turned(d, shared + 20);": "load_matrices_turned from a misaligned address",
+    "unsigned d[4]; load_matrices(d, shared + 64);": "load_matrices, not shared memory",
+    "unsigned d[4]; load_matrices_turned(d, (unsigned char*)x);": "load_matrices_turned, not shared memory",
+    "unsigned d[4]; if (i < 31) load_matrices(d, shared);": r"^deadlock.* and 31 wait .*thread 0 at load_matrices\)",
+    "unsigned d[4]; if (i % 2) load_matrices_turned(d, shared); else load_matrices(d, shared);": "are at load_matrices",
+    "if (i != 40) turn_matrix(i);": r"^deadlock.* 33 have returned, and 31 wait .*thread 32 at turn_matrix\)",
     "x[0] = load_stream(reinterpret_cast<const uint4*>(x) + 4).x;": r"reads .*offset 64 of argument 0 .*LINE",
 }
 

@@ -74,6 +74,33 @@ def test_a_box_has_its_chunks_in_places_by_row_and_zeros_outside(rows: int, colu
     assert set(untouched.flatten().tolist()) == {POISON}
 
 
+BOXES = """
+  unsigned char* barrier = shared + 9216;
+  if (i == 0) barrier_init(barrier, 1), load_boxes(shared + 1024, map, row, piece, barrier);
+  if (i == 0) barrier_expect(barrier, ROWS * 128 * PIECES);
+  __syncthreads();
+  for (int at = i; at < 2304; at += 32) out[2304 + at] = reinterpret_cast<unsigned*>(shared)[at];
+  __syncthreads();
+  barrier_wait(barrier, 0);
+  for (int at = i; at < 2304; at += 32) out[at] = reinterpret_cast<unsigned*>(shared)[at];
+"""
+
+
+@pytest.mark.parametrize(("rows", "pieces"), [(8, 1), (8, 4), (16, 3)])
+@pytest.mark.parametrize(("row", "piece"), [(0, 0), (5, 1), (13, 2), (-3, 3), (20, -2), (21, 0), (0, 4), (-(2**31), 5)])
+def test_boxes_next_to_each_other_come_one_after_another(rows: int, pieces: int, row: int, piece: int) -> None:
+    """And no earlier than they are waited for."""
+    source, out = numbers(23, 384)[1:22, 64:320], torch.zeros(2, 72, 64).bfloat16()
+    of = kernel(f"{MAP} map, unsigned* out, int row, int piece", BOXES, ROWS=rows, PIECES=pieces)
+    of.launch((1, 1, 1), 32, 9224, (Boxes(source, rows, pieces), out, row, piece))
+    end = 8 + rows * pieces
+    for at in range(pieces):
+        lying = in_shared_memory(source, (piece + at) * 64, row, rows)
+        assert out[0, 8 + at * rows : 8 + (at + 1) * rows].tolist() == lying
+    untouched = torch.cat((out[0, :8], out[0, end:], out[1])).view(torch.int32)
+    assert set(untouched.flatten().tolist()) == {POISON}
+
+
 MULTICAST = """
   unsigned char* barrier = shared + 4096;
   if (i == 0) barrier_init(barrier, 1);
@@ -231,6 +258,16 @@ WRONG = {
     "load_box(shared + 512, map, 0, 0, b);": "not aligned to 1024",
     "load_box(shared + 5120, map, 0, 0, b);": r"copies 1024 bytes at offset 5120 of shared .* 6080 .*LINE",
     "load_box(shared, map, 0, 0, shared + 5120);": "a barrier that nobody has made",
+    "load_box(shared, maps, 0, 0, b);": "a map of several boxes at once",
+    "load_box_to(shared, maps, 0, 0, b, 1);": "a map of several boxes at once",
+    "load_boxes(shared, map, 0, 0, b);": "a map of single boxes",
+    "load_boxes(shared + 512, maps, 0, 0, b);": "not aligned to 1024",
+    "load_boxes(shared + 4096, maps, 0, 0, b);": r"copies 1024 bytes at offset 5120 of shared .* 6080 .*LINE",
+    "load_boxes(shared, maps, 0, 0, shared + 5120);": "a barrier that nobody has made",
+    "load_boxes(shared, maps, 0, 0, b);": RETURNED.replace("1 boxes", "2 boxes"),
+    "barrier_expect(b, 1024), load_boxes(shared, maps, 0, 0, b), barrier_wait(b, 0);": RETURNED,
+    "barrier_expect(b, 3072), load_boxes(shared, maps, 0, 0, b), barrier_wait(b, 0);": DEADLOCK
+    + r" \(thread 0: 0 arrivals and 1024 bytes are missing\)",
     "load_box(shared, map, 0, 0, x);": "counts at a barrier of 8 bytes at offset 0 of argument 1",
     "load_box(shared, map, 0, 0, b);": RETURNED,
     "if (rank) load_box_to(shared, map, 0, 0, b - 8, 1), barrier_arrive_in(b, 0); else barrier_wait(b, 0);": RETURNED,
@@ -252,13 +289,13 @@ def wrong() -> Any:
     start = "unsigned char* b = shared + 6072; if (!i) barrier_init(b, 1), barrier_init(b - 8, 1);"
     cases = [f"case {which}: {{ {body} break; }}" for which, body in enumerate(WRONG)]
     body = "\n".join((f"{start} meet_cluster(); if (i) return; switch (which) {{", *cases, "}"))
-    return kernel(f"{MAP} map, int* x, int which", body)
+    return kernel(f"{MAP} map, int* x, int which, {MAP} maps", body)
 
 
 @pytest.mark.parametrize("body", WRONG)
 def test_what_goes_wrong_is_said(wrong: Any, body: str) -> None:
     which = list(WRONG).index(body)
-    arguments = Boxes(matrix(), 8), torch.zeros(16, dtype=torch.int32), which
+    arguments = Boxes(matrix(), 8), torch.zeros(16, dtype=torch.int32), which, Boxes(numbers(21, 128), 8, 2)
     with pytest.raises(host.KernelFault, match=WRONG[body].replace("LINE", rf"kernel\.cu:{4 + which}\b")):
         wrong.launch((2, 1, 1), 32, 6080, arguments, cluster=2)
 

@@ -100,7 +100,8 @@ def _shape(model: ModelHandle, device: Device, rows: int, max_seq: int, step_tok
 def _of_tokens(model: ModelHandle, device: Device, shape: StepShape, tokens: int) -> StepShape:
     """The shape of an entry of this capacity, its attention's items as the device wants them."""
     share = max((layer.heads // layer.kv_heads for layer in model.config.layers if layer.kv_heads), default=1)
-    return replace(shape, tokens=tokens, tile=device.tile(tokens, share), splits=device.splits(tokens))
+    width = max((layer.head_dim for layer in model.config.layers if layer.kv_heads), default=1)
+    return replace(shape, tokens=tokens, tile=device.tile(tokens, share), splits=device.splits(tokens, width))
 
 
 def ladder(device: Device, shape: StepShape) -> tuple[int, ...]:

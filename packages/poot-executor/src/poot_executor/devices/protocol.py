@@ -70,8 +70,8 @@ class Device(Protocol):
     def tile(self, tokens: int, share: int) -> int:
         """Queries that an attention item should have in a step of this capacity, `share` heads having one KV head."""
 
-    def splits(self, tokens: int) -> int:
-        """Into how many items an attention plan may cut a row's keys, in a step of this capacity."""
+    def splits(self, tokens: int, width: int) -> int:
+        """Into how many items an attention plan may cut a row's keys, in a step of this capacity, heads so wide."""
 
     def capacity(self) -> int:
         """Bytes free for a plan now, the device's own reserve already taken off."""

@@ -73,7 +73,7 @@ class CpuDevice:
     def tile(self, tokens: int, share: int) -> int:
         return 128
 
-    def splits(self, tokens: int) -> int:
+    def splits(self, tokens: int, width: int) -> int:
         return 1
 
     def capacity(self) -> int:

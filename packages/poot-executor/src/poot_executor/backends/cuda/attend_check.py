@@ -30,7 +30,7 @@ def agrees(it: Attended, attend: Callable[[Attended], Callable[[], object]]) -> 
     off = float((found - wanted).norm() / wanted.norm())
     if off < _MOST_OFF:  # not so for what is not a number
         return True
-    _log.warning("attention of prompts is off by %.3g in CUDA C++, Triton's is slower and used", off)
+    _log.warning("attention of %d tokens is off by %.3g in CUDA C++, Triton's is slower and used", it.tokens, off)
     return False
 
 
@@ -58,7 +58,10 @@ def _example(it: Attended) -> tuple[Attended, torch.Tensor]:
     locks = torch.zeros(tokens * it.kv_heads, dtype=torch.int32)
     tensors = tuple(tensor.to(device) for tensor in (plan, table, sinks[0] if sinks else q, out, parts, locks))
     numbers = q.stride(0), q.stride(1), blocks, *it.numbers[3:]
-    small = replace(it, q=q.to(device), k_pool=k.to(device), v_pool=v.to(device), tensors=tensors, numbers=numbers)
+    # A step of fewer tokens than a tile has smaller items, and so another program.
+    op = replace(op, tile=tile)
+    pools = k.to(device), v.to(device)
+    small = replace(it, op=op, q=q.to(device), k_pool=pools[0], v_pool=pools[1], tensors=tensors, numbers=numbers)
     return small, wanted.to(device)
 
 

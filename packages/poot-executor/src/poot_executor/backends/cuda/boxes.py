@@ -24,11 +24,13 @@ class Boxes:
 
     A box lies in shared memory as rows of 128 bytes, in which chunks of 16 bytes have changed places by exclusive or
     with the row modulo 8. What is outside of the matrix is zero. A kernel takes it as `const __grid_constant__ BoxMap`.
-    Raises GraphError for a matrix that the engine does not take.
+    With `pieces` C is a multiple of 64, rows are a multiple of 8, and that many boxes next to each other are copied at
+    once, one after another. Raises GraphError for a matrix that the engine does not take.
     """
 
     tensor: torch.Tensor
     rows: int
+    pieces: int | None = None
 
     def __post_init__(self) -> None:
         tensor = self.tensor
@@ -42,6 +44,8 @@ class Boxes:
             or tensor.data_ptr() % 16
             or not 1 <= self.rows <= _MOST_ROWS
         )
+        if not wrong and self.pieces is not None:
+            wrong = tensor.shape[1] % COLUMNS or self.rows % 8 or not 1 <= self.pieces <= tensor.shape[1] // COLUMNS
         if wrong:
             raise GraphError(f"no boxes of {self.rows} rows are cut from {tuple(tensor.shape)} {tensor.dtype}")
 
@@ -57,10 +61,14 @@ def encode(boxes: Boxes) -> BoxMap:
     tensor, room = boxes.tensor, ctypes.create_string_buffer(MAP_BYTES + _MAP_ALIGNMENT)
     made = BoxMap.from_buffer(room, -ctypes.addressof(room) % _MAP_ALIGNMENT)
     rows, columns = tensor.shape
+    pitch, sizes, pitches, box = tensor.stride(0) * 2, [columns, rows], [], [COLUMNS, boxes.rows]
+    if boxes.pieces is not None:
+        sizes, pitches, box = [COLUMNS, rows, columns // COLUMNS], [COLUMNS * 2], [*box, boxes.pieces]
+    dimensions = len(sizes)
     status = _encoder()(
-        ctypes.byref(made), _BFLOAT16, 2, ctypes.c_void_p(tensor.data_ptr()),
-        (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(tensor.stride(0) * 2),
-        (ctypes.c_uint32 * 2)(COLUMNS, boxes.rows), (ctypes.c_uint32 * 2)(1, 1),
+        ctypes.byref(made), _BFLOAT16, dimensions, ctypes.c_void_p(tensor.data_ptr()),
+        (ctypes.c_uint64 * dimensions)(*sizes), (ctypes.c_uint64 * (dimensions - 1))(pitch, *pitches),
+        (ctypes.c_uint32 * dimensions)(*box), (ctypes.c_uint32 * dimensions)(*[1] * dimensions),
         _INTERLEAVE_NONE, _SWIZZLE_128, _L2_256, _FILL_ZEROS,
     )  # fmt: skip
     if status:

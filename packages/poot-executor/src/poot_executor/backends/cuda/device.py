@@ -10,7 +10,7 @@ from functools import cache, cached_property
 
 import torch
 
-from poot_executor.backends.cuda import attend_prompt, blaslt, nvml, nvrtc, packed_dot, packed_product
+from poot_executor.backends.cuda import attend_prompt, attend_rows, blaslt, nvml, nvrtc, packed_dot, packed_product
 from poot_executor.backends.cuda.attend_check import agrees
 from poot_executor.backends.cuda.blaslt_library import version
 from poot_executor.backends.cuda.dense_gated import DENSE_KERNELS
@@ -106,13 +106,32 @@ class CudaDevice(GraphDevice):
         if not self.wide or not attend_prompt.accepts(it) or self._compilers is None:
             return None
         program = attend_prompt.program(it, pdl=self.pdl)
+        return self._checked(program, it, lambda it: attend_prompt.attend_prompt(it, self))
+
+    def splits(self, tokens: int, width: int) -> int:
+        own = self.wide and width in attend_rows.WIDTHS and self._compilers is not None
+        return attend_rows.most_splits(tokens) if own else super().splits(tokens, width)
+
+    def attend_rows(self, it: Attended) -> Callable[[], object] | None:
+        if not self.wide or not attend_rows.accepts(it) or self._compilers is None:
+            return None
+        how = attend_rows.tiling(it, self.shared)
+        if how is None:
+            return None
+        program = attend_rows.program(it, how, pdl=self.pdl)
+        return self._checked(program, it, lambda it: attend_rows.attend_rows(it, how, self))
+
+    def _checked(
+        self, program: Program, it: Attended, attend: Callable[[Attended], Callable[[], object]]
+    ) -> Callable[[], object] | None:
+        """The launch, once the program has been seen to be right."""
         if program not in self._agree:
             try:
-                self._agree[program] = agrees(it, lambda small: attend_prompt.attend_prompt(small, self))
+                self._agree[program] = agrees(it, attend)
             except UNAVAILABLE as error:
-                _log.warning("no attention of prompts in CUDA C++, Triton's is slower: %s", error)
+                _log.warning("no %s in CUDA C++, Triton's kernel is slower: %s", program.kernel, error)
                 self._agree[program] = False
-        return attend_prompt.attend_prompt(it, self) if self._agree[program] else None
+        return attend(it) if self._agree[program] else None
 
     def close(self) -> None:
         compilers: ThreadPoolExecutor | None = self.__dict__.get("_compilers")

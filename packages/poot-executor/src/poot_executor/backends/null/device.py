@@ -85,7 +85,7 @@ class NullDevice:
     def tile(self, tokens: int, share: int) -> int:
         return 64
 
-    def splits(self, tokens: int) -> int:
+    def splits(self, tokens: int, width: int) -> int:
         return 1
 
     def capacity(self) -> int:

@@ -106,7 +106,7 @@ class TritonDevice:
     def tile(self, tokens: int, share: int) -> int:
         return queries(tokens, share)
 
-    def splits(self, tokens: int) -> int:
+    def splits(self, tokens: int, width: int) -> int:
         return most_splits(tokens)
 
     def fastest(self, site: object, ways: Mapping[str, Callable[[], object]], lead: Lead = OWN) -> str:
@@ -138,6 +138,10 @@ class TritonDevice:
 
     def attend_prompt(self, it: Attended) -> Callable[[], object] | None:
         """The launch of a prompt's attention by a kernel of the device's own, if it has one."""
+        return None
+
+    def attend_rows(self, it: Attended) -> Callable[[], object] | None:
+        """The same of rows that decode."""
         return None
 
     def synchronize(self) -> None:

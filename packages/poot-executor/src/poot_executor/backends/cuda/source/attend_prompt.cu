@@ -11,25 +11,15 @@
 constexpr int KEYS = 128, SHARE = HEADS / KV_HEADS;
 constexpr int KEY_BYTES = KEYS * DIM * 2, STAGE = 2 * KEY_BYTES;
 constexpr int HALF = KEYS * 128;  // bytes of a tile of 64 elements of each key
+#include "attend_items.cuh"
 #include "slots.cuh"
 
-constexpr float LOG2E = 1.4426950408889634f;
-#define NEVER __int_as_float(0xFF800000)
 // A block is launched with 168 registers a thread, and those that copiers leave go to the others.
 constexpr int COPIER_REGISTERS = 40, REGISTERS = 232;
 
-struct Item {
-  int row, start, queries, position, begin, end, split, splits;
-};
-
-__device__ __forceinline__ Item load_item(const int* plan, int index) {
-  const int4* entry = reinterpret_cast<const int4*>(plan + (1 + index) * 8);
-  int4 one = entry[0], two = entry[1];
-  return {one.x, one.y, one.z, one.w, two.x, two.y, two.z, two.w};
-}
-
-// A block's units, in turns. Later items of a prompt have more keys, so blocks take units to and fro; and every other
-// block takes its own from the last to the first, so that some read the keys of rows that decode while others multiply.
+// A block's units, in turns. Later items of a prompt have more keys: the longest come first, to and fro, so that a turn
+// which not all blocks have is a short one. Every other block takes its own from the last to the first, so that some read
+// the keys of rows that decode, which are a plan's first, while others multiply.
 struct Units {
   int count, turns, turn = 0;
   __device__ __forceinline__ explicit Units(int count) : count(count), turns((count + gridDim.x - 1) / gridDim.x) {}
@@ -39,7 +29,7 @@ struct Units {
       const int at = blockIdx.x % 2 ? turns - 1 - turn : turn;
       const int unit = at * gridDim.x + (at % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
       turn++;
-      if (unit < count) return unit;
+      if (unit < count) return count - 1 - unit;
     }
     return -1;
   }
@@ -267,29 +257,6 @@ __device__ __forceinline__ void add_values(float (&sums)[DIM / 2], const unsigne
   multiply_commit();
 }
 
-// Add up the parts of an item's rows, in their order, a warp a row.
-__device__ __forceinline__ void merge(unsigned short* out, const float* parts, const Item& item, int head) {
-  const int lane = threadIdx.x % 32;
-  for (int line = threadIdx.x / 32; line < item.queries * SHARE; line += THREADS / 32) {
-    const long long target =
-        static_cast<long long>(item.start + line / SHARE) * HEADS + head * SHARE + line % SHARE;
-    float most = NEVER, total = 0.f, sums[DIM / 32] = {};
-    for (int i = 0; i < item.splits; i++) {
-      const float* part = parts + (target * SPLITS + i) * (DIM + 2);
-      const float peak = load_fresh(part + DIM), weight = load_fresh(part + DIM + 1);
-      const float next = fmaxf(most, peak), safe = next == NEVER ? 0.f : next;
-      const float share = __expf(peak - safe), fade = __expf(most - safe);
-      total = total * fade + weight * share;
-#pragma unroll
-      for (int j = 0; j < DIM / 32; j++) sums[j] = sums[j] * fade + load_fresh(part + j * 32 + lane) * share;
-      most = next;
-    }
-#pragma unroll
-    for (int j = 0; j < DIM / 32; j++)
-      out[target * DIM + j * 32 + lane] = to_bf16(sums[j] / (total == 0.f ? 1.f : total));
-  }
-}
-
 // Write an item's result. Of one that was cut it is a part, and the last block to come adds up all parts.
 __device__ __forceinline__ void finish(const Rows& rows, const float (&sums)[DIM / 2], const Item& item, int head,
                                        float unit, unsigned short* out, float* parts, int* locks, int* last) {
@@ -308,8 +275,7 @@ __device__ __forceinline__ void finish(const Rows& rows, const float (&sums)[DIM
         *reinterpret_cast<unsigned*>(out + target * DIM + j * 8 + 2 * t) =
             pair_bf16(sums[4 * j + 2 * half] * by, sums[4 * j + 2 * half + 1] * by);
     } else {
-      // DIM sums, then the greatest score and the sum of weights.
-      float* part = parts + (target * SPLITS + item.split) * (DIM + 2);
+      float* part = part_of(parts, target, item.split);
 #pragma unroll
       for (int j = 0; j < DIM / 8; j++) {
         part[j * 8 + 2 * t] = sums[4 * j + 2 * half];
@@ -329,7 +295,11 @@ __device__ __forceinline__ void finish(const Rows& rows, const float (&sums)[DIM
   sync_first<THREADS>();
   __threadfence();
   // Who writes it next has met all others before.
-  if (*last) merge(out, parts, item, head);
+  if (!*last) return;
+  for (int line = threadIdx.x / 32; line < item.queries * SHARE; line += THREADS / 32) {
+    const long long target = static_cast<long long>(item.start + line / SHARE) * HEADS + head * SHARE + line % SHARE;
+    merge_parts(out, parts, target, item.splits);
+  }
 }
 
 // One warpgroup's turn to begin products, while the other computes weights. Both take as many.

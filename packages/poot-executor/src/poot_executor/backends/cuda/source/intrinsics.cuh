@@ -11,6 +11,31 @@ __device__ __forceinline__ void mma_bf16(float (&c)[4], const unsigned (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Four matrices (8, 8) of bfloat16 from shared memory, matrix i from the rows of 16 bytes that lanes 8 i to 8 i + 7 name:
+// lane 4 g + t gets elements 2 t and 2 t + 1 of row g. `turned`: of column g.
+__device__ __forceinline__ void load_matrices(unsigned (&d)[4], const unsigned char* row) {
+  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+               : "r"(at)
+               : "memory");
+}
+
+__device__ __forceinline__ void load_matrices_turned(unsigned (&d)[4], const unsigned char* row) {
+  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+               : "r"(at)
+               : "memory");
+}
+
+// Of a matrix (8, 8) that a warp has as above, row g to column g.
+__device__ __forceinline__ unsigned turn_matrix(unsigned two) {
+  unsigned d;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(two));
+  return d;
+}
+
 // Copy 4, 8 or 16 bytes without waiting; zeros if they are not there.
 template <int BYTES>
 __device__ __forceinline__ void copy_async(void* to_shared, const void* from_global, bool there) {
@@ -122,6 +147,12 @@ __device__ __forceinline__ unsigned short load_fresh(const unsigned short* from)
   return d;
 }
 
+__device__ __forceinline__ float2 load_fresh(const float2* from) {
+  float2 d;
+  asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(d.x), "=f"(d.y) : "l"(from) : "memory");
+  return d;
+}
+
 __device__ __forceinline__ float4 load_fresh(const float4* from) {
   float4 d;
   asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -227,6 +258,18 @@ __device__ __forceinline__ void load_box_to(void* to_shared, const BoxMap& map, 
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
       "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
       "l"(&map), "r"(column), "r"(row), "r"(at), "h"(blocks)
+      : "memory");
+}
+
+// Copy boxes that are next to each other, from `row` and the 64 columns of `piece` on: one after another in shared memory,
+// as many as the map says.
+__device__ __forceinline__ void load_boxes(void* to_shared, const BoxMap& map, int row, int piece, void* barrier) {
+  unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
+  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
+          to),
+      "l"(&map), "r"(0), "r"(row), "r"(piece), "r"(at)
       : "memory");
 }
 

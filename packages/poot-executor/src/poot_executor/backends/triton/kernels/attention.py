@@ -160,6 +160,8 @@ class PagedAttentionKernel(TritonKernel):
 
     def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
         it = Attended.of(site, operands)
+        if (own := device.attend_rows(it)) is not None:
+            return own  # type: ignore[no-any-return]
         keys, warps, stages = shape(it.tokens, it.wide, it.rows)
         most = stages_within(device.shared, keys, it.wide, it.rows, it.q.element_size())
         stages, count = min(stages, most) if device.ahead else 1, programs(it.tokens, device)

@@ -105,6 +105,8 @@ class PagesAttentionKernel(PagedAttentionKernel):
 
     def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
         it = Attended.of(site, operands)
+        if (own := device.attend_rows(it)) is not None:
+            return own  # type: ignore[no-any-return]
         block = [it.op.block, it.q.shape[2]]
         pools = [TensorDescriptor.from_tensor(pool.view(len(pool), -1), block) for pool in (it.k_pool, it.v_pool)]
         programs = min(it.tokens * it.kv_heads, _PROGRAMS * device.processors)

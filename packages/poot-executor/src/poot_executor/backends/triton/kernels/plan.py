@@ -34,7 +34,12 @@ def most_splits(tokens: int) -> int:
 
 
 def stretch(tokens: int) -> int:
-    """Keys of an item at least: with fewer, adding up costs more than cutting saves."""
+    """Keys of an item at least: with fewer, adding up costs more than cutting saves.
+
+    Beside prompts rows that decode are read while others multiply: there it is enough that none takes long alone.
+    """
+    if tokens > MANY:
+        return 2048
     return 256 if tokens <= 4 else 512
 
 
