@@ -68,7 +68,7 @@ constexpr unsigned LANES = 32, MOST_THREADS = 1024, MOST_COPIES = 512, MOST_RANG
 constexpr unsigned MOST_BLOCKS = 8, MOST_FIBERS = 2048, MOST_BOXES = 1024;  // of a cluster
 constexpr unsigned long MOST_FRESH_LOADS = 1ul << 24;  // of a cluster; others do not run at the same time
 constexpr int MOST_BYTES = 232448;  // of shared memory, and so to wait for
-constexpr unsigned ACCESSES = 16;  // from one interruption to the next
+constexpr unsigned ACCESSES = 10;  // from one interruption to the next, about
 constexpr std::size_t STACK = 256 << 10, GUARD = 4096;
 constexpr int POISON = 0xCB;
 

@@ -125,7 +125,7 @@ def test_nothing_is_written_over_before_all_have_read_it(how: Tiling) -> None:
     runs = [(0, 300, 2), (1, 45, 1), (2, 130, 2)]
     it, wanted = attended(decoding(runs, heads=6, kv_heads=2, window=250, parts=3, cut=16))
     device, found = Together(), []
-    for turns in range(1, 21):
+    for turns in range(1, 13):
         device.turns, device.processors = turns, turns % 4 + 1
         it.tensors[3].fill_(torch.nan)
         it.tensors[4].fill_(torch.nan)

@@ -16,6 +16,16 @@ __device__ __forceinline__ Item load_item(const int* plan, int index) {
   return {one.x, one.y, one.z, one.w, two.x, two.y, two.z, two.w};
 }
 
+// Take in what other keys gave a row. What each has of the values counts by `mine` and `other` from then on.
+__device__ __forceinline__ void join(float& most, float& total, float other_most, float other_total, float unit,
+                                     float& mine, float& other) {
+  const float peak = fmaxf(most, other_most), safe = peak == NEVER ? 0.f : peak;
+  mine = power_of_two((most - safe) * unit);
+  other = power_of_two((other_most - safe) * unit);
+  most = peak;
+  total = total * mine + other_total * other;
+}
+
 // What part `split` of a (query, head) pair has: DIM sums, then the greatest score and the sum of weights.
 __device__ __forceinline__ float* part_of(float* parts, long long target, int split) {
   return parts + (target * SPLITS + split) * (DIM + 2);

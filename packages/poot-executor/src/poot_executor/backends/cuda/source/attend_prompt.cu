@@ -365,14 +365,9 @@ __device__ __forceinline__ void add_half(unsigned char* stage, Rows& rows, float
   if (threadIdx.x < 128) {
     float mine[2], other[2];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-      const float most = there[(DIM / 2 + half) * 128], peak = fmaxf(rows.most[half], most);
-      const float safe = peak == NEVER ? 0.f : peak;
-      mine[half] = power_of_two((rows.most[half] - safe) * unit);
-      other[half] = power_of_two((most - safe) * unit);
-      rows.most[half] = peak;
-      rows.total[half] = rows.total[half] * mine[half] + there[(DIM / 2 + 2 + half) * 128] * other[half];
-    }
+    for (int half = 0; half < 2; half++)
+      join(rows.most[half], rows.total[half], there[(DIM / 2 + half) * 128], there[(DIM / 2 + 2 + half) * 128], unit,
+           mine[half], other[half]);
 #pragma unroll
     for (int i = 0; i < DIM / 2; i++) sums[i] = sums[i] * mine[i / 2 % 2] + there[i * 128] * other[i / 2 % 2];
   }

@@ -195,14 +195,8 @@ __device__ __forceinline__ void add_ways(Rows& rows, float* rooms, float unit) {
     if (way < half) {
       float mine[2], other[2];
 #pragma unroll
-      for (int i = 0; i < 2; i++) {
-        const float most = room[(DIM / 4 + i) * 32], peak = fmaxf(rows.most[i], most);
-        const float safe = peak == NEVER ? 0.f : peak;
-        mine[i] = power_of_two((rows.most[i] - safe) * unit);
-        other[i] = power_of_two((most - safe) * unit);
-        rows.most[i] = peak;
-        rows.total[i] = rows.total[i] * mine[i] + room[(DIM / 4 + 2 + i) * 32] * other[i];
-      }
+      for (int i = 0; i < 2; i++)
+        join(rows.most[i], rows.total[i], room[(DIM / 4 + i) * 32], room[(DIM / 4 + 2 + i) * 32], unit, mine[i], other[i]);
 #pragma unroll
       for (int i = 0; i < DIM / 4; i++)
         rows.sums[i / 4][i % 4] = rows.sums[i / 4][i % 4] * mine[i % 2] + room[i * 32] * other[i % 2];
