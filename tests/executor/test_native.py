@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import stat
 from pathlib import Path
 
@@ -58,6 +59,31 @@ def test_the_library_is_compiled_once_into_a_private_place(
     assert first.stat().st_mtime_ns == made
     (source / "one.c").write_text("int poot_one(void) { return 2; }\n")
     assert compile.compiled(source) != first
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeros", "garbage", "empty"])
+def test_a_damaged_library_is_compiled_anew(
+    damage: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, library: NativeLibrary
+) -> None:
+    """To load it would end the process."""
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "one.c").write_text("int poot_one(void) { return 1; }\n")
+    path = compile.compiled(source)
+    whole = path.read_bytes()
+    half = len(whole) // 2
+    spoilt = {"cut": whole[:half], "zeros": whole[:half] + bytes(half), "garbage": b"hello\n", "empty": b""}
+    path.write_bytes(spoilt[damage])
+    assert compile.compiled(source) == path
+    assert ctypes.CDLL(str(path)).poot_one() == 1
+    assert len(list(path.parent.iterdir())) == 1
+
+
+def test_without_a_library_a_warning_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(compile, "COMPILERS", ("no-such-compiler-here",))
+    assert "no-such-compiler-here" in str(load_library.__wrapped__())
+    assert "no kernels in C" in caplog.text
 
 
 def test_results_do_not_depend_on_the_number_of_threads(library: NativeLibrary) -> None:

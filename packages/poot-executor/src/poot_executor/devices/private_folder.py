@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from functools import cache
 from pathlib import Path
 
 
 def private_folder(name: str) -> Path:
-    """~/.cache/poot/`name`, for its owner alone; a fresh temporary directory where that cannot be had."""
+    """~/.cache/poot/`name`, for its owner alone; where that cannot be had, one that goes with the process."""
     try:
         path = Path.home() / ".cache" / "poot" / name
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -19,4 +20,11 @@ def private_folder(name: str) -> Path:
             return path
     except (OSError, RuntimeError):
         pass
-    return Path(tempfile.mkdtemp(prefix="poot-"))
+    path = Path(_temporary().name) / name
+    path.mkdir(mode=0o700, exist_ok=True)
+    return path
+
+
+@cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="poot-", ignore_cleanup_errors=True)

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import re
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ from pathlib import Path
 
 from poot_executor.backends.cuda import nvrtc
 from poot_executor.backends.cuda.nvrtc import ProgramError
+from poot_executor.devices.kept import keep, kept
 from poot_executor.devices.private_folder import private_folder
 
 SOURCES = Path(__file__).parent / "source"
 # Contraction of a*b+c is part of what a kernel computes: it is asked for, not left to a default.
 _OPTIONS = ("-std=c++17", "--fmad=true")
-_DIGEST_BYTES = 32
 _MOST_THREADS = 8
 
 
@@ -57,11 +56,12 @@ def cubin(program: Program, capability: tuple[int, int]) -> bytes:
     key = repr((program.source, source, sorted(headers.items()), options, nvrtc.version()))
     folder = _folder()
     path = folder / f"{hashlib.sha256(key.encode()).hexdigest()}.cubin" if folder else None
-    image = _kept(path) if path else None
+    image = kept(path) if path else None
     if image is None:
         image = nvrtc.compile_cubin(source, headers, options, name=program.source)
         if path:
-            _keep(path, image)
+            with contextlib.suppress(OSError):  # without the disk the next process compiles anew
+                keep(path, image)
     return image
 
 
@@ -87,27 +87,3 @@ def _folder() -> Path | None:
         return private_folder("cuda")
     except OSError:
         return None
-
-
-def _kept(path: Path) -> bytes | None:
-    """What a file keeps; None where it is absent, or not what was written."""
-    try:
-        held = path.read_bytes()
-    except OSError:
-        return None
-    digest, image = held[:_DIGEST_BYTES], held[_DIGEST_BYTES:]
-    return image if image and hashlib.sha256(image).digest() == digest else None
-
-
-def _keep(path: Path, image: bytes) -> None:
-    """Put a digest and the image there at one stroke. Without the disk the next process compiles anew."""
-    unfinished = None
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as made:
-            unfinished = Path(made.name)
-            made.write(hashlib.sha256(image).digest() + image)
-        unfinished.replace(path)
-    except OSError:
-        if unfinished is not None:
-            with contextlib.suppress(OSError):
-                unfinished.unlink(missing_ok=True)

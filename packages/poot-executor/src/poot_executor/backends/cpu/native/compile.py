@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from poot_executor.devices.kept import keep, kept
 from poot_executor.devices.private_folder import private_folder
 
 COMPILERS = ("cc", "gcc", "clang")
@@ -23,7 +24,8 @@ class CompileError(Exception):
 def compiled(directory: Path) -> Path:
     """The shared library of a directory's C files.
 
-    It is named by what it depends on (sources, flags, compiler, processor) and is compiled when it is not there yet.
+    It is named by what it depends on (sources, flags, compiler, processor) and is compiled when it is not there yet, or
+    is not what was compiled.
     Raises CompileError.
     """
     sources = sorted(directory.glob("*.c"))
@@ -36,24 +38,22 @@ def compiled(directory: Path) -> Path:
         key.update(part)
         key.update(b"\0")
     target = private_folder("native") / f"{key.hexdigest()[:32]}.so"
-    if not target.exists():
+    if kept(target) is None:
         _compile(compiler, sources, target)
     return target
 
 
 def _compile(compiler: str, sources: list[Path], target: Path) -> None:
-    with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".so", delete=False) as made:
-        unfinished = Path(made.name)
     try:
-        command = [compiler, *FLAGS, "-o", str(unfinished), *map(str, sources), "-lm"]
-        run = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
-        if run.returncode:
-            raise CompileError(f"{compiler} failed: {run.stderr.decode(errors='replace').strip()[:500]}")
-        unfinished.replace(target)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            made = Path(folder, "made.so")
+            command = [compiler, *FLAGS, "-o", str(made), *map(str, sources), "-lm"]
+            run = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
+            if run.returncode:
+                raise CompileError(f"{compiler} failed: {run.stderr.decode(errors='replace').strip()[:500]}")
+            keep(target, made.read_bytes())
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CompileError(f"{compiler} did not run: {error}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _version(compiler: str) -> bytes:

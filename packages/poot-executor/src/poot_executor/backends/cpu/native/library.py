@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from poot_executor.backends.cpu.native.compile import CompileError, compiled
 from poot_executor.encodings.types import Dense, Encoding
 
+_log = logging.getLogger(__name__)
 # In the order of the C file's tables.
 ENCODINGS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "F32")
 MAX_ROWS = 16  # rows of x in one product
@@ -63,4 +65,5 @@ def load_library() -> NativeLibrary | str:
     try:
         return NativeLibrary(compiled(Path(__file__).parent))
     except (CompileError, OSError) as error:
+        _log.warning("no kernels in C, torch's are slower and take more memory: %s", error)
         return str(error)
