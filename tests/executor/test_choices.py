@@ -108,21 +108,21 @@ def test_damaged_lines_are_passed_over(folder: Path, line: bytes) -> None:
     assert (found.get("before"), found.get("after"), found.get("site")) == ("1", "2", None)
 
 
-def test_a_line_that_was_not_finished_costs_only_the_next(folder: Path) -> None:
+def test_a_line_that_was_not_finished_costs_no_other(folder: Path) -> None:
     opened().put("before", "1")
     path = kept(folder)
     path.write_bytes(path.read_bytes()[:-3])
-    opened().put("lost", "2")
+    opened().put("next", "2")
     opened().put("after", "3")
     found = opened()
-    assert [found.get(site) for site in ("before", "lost", "after")] == [None, None, "3"]
+    assert [found.get(site) for site in ("before", "next", "after")] == [None, "2", "3"]
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_are_an_error(tmp_path_factory: pytest.TempPathFactory, held: bytes) -> None:
     path = tmp_path_factory.mktemp("choices") / "held"
     path.write_bytes(held + b'\n["site", "way"]\n')
-    found = list(choices._read(path))
+    found = list(choices._pairs(choices._read(path)))
     assert found[-1] == ("site", "way")
     assert all(isinstance(text, str) for pair in found for text in pair)
 
@@ -193,4 +193,4 @@ def test_processes_append_at_once(tmp_path: Path) -> None:
     pairs = [json.loads(line) for line in lines if line != HEAD]
     assert len(pairs) == 900
     assert {site for site, _ in pairs} == {f"site {number} of {name}" for number in range(300) for name in "abc"}
-    assert len(dict(choices._read(path))) == 900
+    assert len(dict(choices._pairs(choices._read(path)))) == 900

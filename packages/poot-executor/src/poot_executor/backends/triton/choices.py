@@ -25,7 +25,7 @@ class Choices:
     """
 
     def __init__(self, made_of: Callable[[], Sequence[str]]) -> None:
-        self._made_of = made_of
+        self._made_of, self._before = made_of, ""
 
     def get(self, site: str) -> str | None:
         return self._known.get(site)
@@ -34,8 +34,9 @@ class Choices:
         self._known[site] = way
         if self._path is None:
             return
+        before, self._before = self._before, ""
         try:
-            _append(self._path, [self._parts], [site, way])
+            _append(self._path, [self._parts], [site, way], before)
         except OSError:
             return
 
@@ -53,16 +54,22 @@ class Choices:
 
     @cached_property
     def _known(self) -> dict[str, str]:
-        return dict(_read(self._path)) if self._path else {}
+        held = _read(self._path) if self._path else b""
+        # The last line of a process that was ended in it is not finished.
+        self._before = "\n" if held and not held.endswith(b"\n") else ""
+        return dict(_pairs(held))
 
 
-def _read(path: Path) -> Iterator[tuple[str, str]]:
-    """Sites and ways of a file; lines that are no such pair are passed over."""
+def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            held = file.read(_MOST_BYTES)
+            return file.read(_MOST_BYTES)
     except OSError:
-        return
+        return b""
+
+
+def _pairs(held: bytes) -> Iterator[tuple[str, str]]:
+    """Sites and ways of a file; lines that are no such pair are passed over."""
     for line in held.split(b"\n"):
         try:
             pair = json.loads(line)
@@ -73,13 +80,13 @@ def _read(path: Path) -> Iterator[tuple[str, str]]:
                 yield site, way
 
 
-def _append(path: Path, head: Sequence[str], line: Sequence[str]) -> None:
+def _append(path: Path, head: Sequence[str], line: Sequence[str], before: str) -> None:
     """One write a line, which processes at once do not tear; `head` is the line before all others."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         size = os.fstat(file).st_size
         lines = [line] if size else [head, line]
-        data = "".join(json.dumps(each) + "\n" for each in lines).encode()
+        data = (before + "".join(json.dumps(each) + "\n" for each in lines)).encode()
         if size + len(data) <= _MOST_BYTES:
             os.write(file, data)
     finally:
