@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from here import require_gpu
 
 from poot_batch.build import build_engine
 from poot_batch.engine import Engine
@@ -178,6 +179,7 @@ def main() -> int:
     parser.add_argument("--max-seq", type=int, default=1024)
     parser.add_argument("--check", action="store_true", help="exit 1 unless everything held")
     arguments = parser.parse_args()
+    require_gpu(arguments.backend)
     model = arguments.model
     if model is None:
         from reference import packaged_smollm2

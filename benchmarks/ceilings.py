@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from here import require_gpu
 from shapes import RandomDevice
 
 
@@ -17,6 +18,7 @@ def milliseconds(call: Callable[[], object]) -> float:
 
 def copy_rate(gib: int = 4) -> float:
     """Bytes a second of a copy on the device, those read and those written together. Takes twice `gib` for itself."""
+    require_gpu()
     source = torch.empty(gib << 29, dtype=torch.bfloat16, device="cuda").normal_()
     target = torch.empty_like(source)
     rate = 2 * source.nbytes / milliseconds(lambda: target.copy_(source)) * 1e3

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from ceilings import milliseconds, recorded
+from here import require_gpu
 from packed_products import in_turn
 
 from poot_executor.backends.cuda.dense_gated import GatedProduct
@@ -91,6 +92,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
     torch.manual_seed(0)
+    require_gpu()
     device = CudaDevice()
     passed = [*results(device), *speed(device, [int(n) for n in arguments.rows.split(",")])]
     return int(arguments.check and not all(passed))

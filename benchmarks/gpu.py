@@ -9,7 +9,7 @@ its own, ended whole at its cap or when the budget of all cases is spent. Its ou
 lines here. A case is NOT HERE when its model file, script, program or Python module is missing, or when the machine
 refuses its tool; NOT RUN when the budget was spent before it.
 
-Exit code: 0 all passed, 1 one failed or ran out of time, 2 none failed but not all were run.
+Exit code: 0 all passed, 1 one failed or ran out of time, 2 none failed but not all were run, as where no device opens.
 """
 
 from __future__ import annotations
@@ -172,6 +172,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+def no_device() -> str | None:
+    """Why no case can run here."""
+    case = Case("", 0, "here:require_gpu")
+    found = subprocess.run(
+        command(case, {}), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment(case), cwd=ROOT, text=True,
+        errors="replace", check=False,
+    )  # fmt: skip
+    return (found.stderr.strip().splitlines() or [f"exit code {found.returncode}"])[-1] if found.returncode else None
+
+
 def run_all(chosen: Sequence[Case], arguments: argparse.Namespace, log: Path) -> list[Outcome]:
     """The chosen cases in their order, within the budget."""
     models = {"smollm2": arguments.smollm2, "gemma": arguments.gemma}
@@ -205,6 +215,10 @@ def main() -> int:
     if arguments.list:
         print("\n".join(f"{case.name:16} {case.seconds:5.0f} s  {case.script}" for case in chosen))
         return 0
+    why = no_device()
+    if why is not None:
+        print(why, file=sys.stderr)
+        return 2
     log = arguments.log or Path(tempfile.mkdtemp(prefix="poot-gpu-"))
     log.mkdir(parents=True, exist_ok=True)
     outcomes = run_all(chosen, arguments, log)

@@ -117,6 +117,8 @@ def run(port: int, request: bytes, connections: int, *, seconds: float, warm_sec
 
 
 def main() -> int:
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
     asked = json.loads(sys.argv[1])
     request = base64.b64decode(asked.pop("request"))
     counted = run(request=request, **asked)

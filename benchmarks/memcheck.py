@@ -14,6 +14,7 @@ import argparse
 import sys
 
 import torch
+from here import require_gpu
 
 from poot_executor.backends.triton.device import TritonDevice
 from poot_executor.ir.types import DType
@@ -24,6 +25,7 @@ def open_eager(torch_device: str) -> TritonDevice:
     """The kernels as the ptx backend launches them, but for the recording."""
     if torch_device == "cpu":
         return TritonDevice("cpu", "interpreter", DType.F32)
+    require_gpu()
     properties = torch.cuda.get_device_properties(torch_device)
     device = TritonDevice(torch_device, properties.name, DType.BF16)
     device.programs = 2 * properties.multi_processor_count

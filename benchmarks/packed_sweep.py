@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from here import require_gpu
 from packed_products import CASES, Case, in_turn, launches, noise, room, timed, weights
 
 from poot_executor.backends.cuda import packed_dot, packed_product
@@ -124,6 +125,7 @@ def compile_all(programs: set[Program]) -> None:
 
 
 def sweep(kind: str, cases: list[Case], rows: list[int], seconds: float, best: int) -> None:
+    require_gpu()
     device = CudaDevice()
     jobs = {(case, n): list(KINDS[kind](case, n)) for case in cases for n in rows}
     made = (program(case, n, noise(case), how) for (case, n), ways in jobs.items() for how in ways)

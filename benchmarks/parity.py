@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from here import require_gpu
 from reencode import ENCODINGS, reencode
 from reference import MARGIN, forced_logits, judge, load_prompts, packaged_gemma, packaged_smollm2, reference_model
 
@@ -110,6 +111,7 @@ def main() -> int:
     parser.add_argument("--margin", type=float, default=MARGIN, help="logits closer than this are a tie")
     parser.add_argument("--reencode", choices=ENCODINGS, default=None, help="the model's matrices, so encoded anew")
     arguments = parser.parse_args()
+    require_gpu(arguments.backend)
     names = list(MODELS) if arguments.model == "all" else [arguments.model]
     models = {name: MODELS[name]() if name in MODELS else Path(name) for name in names}
     passed = []

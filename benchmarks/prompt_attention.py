@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from attention_pools import BLOCK, HEADS, KV_HEADS, Pool, Run
 from ceilings import milliseconds
+from here import require_gpu
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from poot_executor.backends.cuda import attend_prompt
@@ -101,6 +102,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
     torch.manual_seed(0)
+    require_gpu()
     device = CudaDevice()
     passed = list(prompt(arguments.width, device))
     beside(arguments.width, device)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from here import require_gpu
 
 from poot_executor.devices import Live, open_device
 from poot_executor.ops import AdjustLogits, RowLayout, TopLogProbs
@@ -217,6 +218,7 @@ def main() -> int:
     parser.add_argument("--profile", action="store_true", help="device time by kernel")
     parser.add_argument("--check", action="store_true", help=f"fail above {LIMIT_MS} ms, or where a definition differs")
     arguments = parser.parse_args()
+    require_gpu(arguments.backend)
     passed = list(lines(arguments))
     return int(arguments.check and not all(passed))
 

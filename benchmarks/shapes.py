@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from here import require_gpu
 
 from poot_batch.driver import ModelDriver, prepare_model, prompt_step_ms
 from poot_batch.engine import Engine
@@ -154,6 +155,7 @@ class RandomInterpreter(TritonDevice):
 
 def open_random(backend: str = "ptx") -> RandomCuda | RandomInterpreter:
     """A RandomDevice. "interpreter" wants TRITON_INTERPRET=1 in the environment."""
+    require_gpu(backend)
     return RandomCuda() if backend == "ptx" else RandomInterpreter()
 
 

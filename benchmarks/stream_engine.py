@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 
 import msgspec
+from here import require_gpu
 from stream_load import Ask, Told
 
 from poot_batch.build import build_engine
@@ -73,7 +74,9 @@ class Clients:
 def main() -> int:
     # The collector and the end are as in the engine's process of a server.
     gc.disable()
-    engine, _ = build_engine(msgspec.json.decode(sys.stdin.readline(), type=EngineConfig))
+    config = msgspec.json.decode(sys.stdin.readline(), type=EngineConfig)
+    require_gpu(config.backend)
+    engine, _ = build_engine(config)
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -191,6 +191,8 @@ def run(clients: Sequence[Client]) -> Told:
 
 
 def main() -> int:
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
     port = int(sys.argv[1])
     given = msgspec.json.decode(sys.stdin.readline(), type=list[list[Ask]])
     clients = [Client(connect(port), deque((ask, http_request(ask, port)) for ask in asks)) for asks in given]

@@ -66,11 +66,11 @@ class Peer:
         self._process.stdin.flush()
 
     def hear(self) -> bytes:
-        """The next line. Raises RuntimeError when there is none."""
+        """The next line; without one this process ends too, for the other has said why."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self._process.args!r} ended with code {self._process.wait()}")
+            raise SystemExit(f"{' '.join(self._process.args)} ended with code {self._process.wait()}")
         return line.strip()
 
     def __enter__(self) -> Self:
