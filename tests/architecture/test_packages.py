@@ -52,8 +52,8 @@ def package_problems(package: Path, edges: Mapping[str, set[str]]) -> list[str]:
     if project.get("scripts", {}).get(name) != f"{module}.cli:main":
         problems.append(f"{name}: no console script {name} = {module}.cli:main")
     written = re.search(r'^__version__ = "(.*)"$', first.read_text("utf-8"), re.M) if first.is_file() else None
-    if written and written[1] != project["version"]:
-        problems.append(f"{name}: version {project['version']}, __version__ {written[1]}")
+    if written is None or written[1] != project["version"]:
+        problems.append(f"{name}: version {project['version']}, __version__ {written and written[1]}")
     cli = source / "cli.py"
     if cli.is_file() and "main" not in {getattr(step, "name", "") for step in ast.parse(cli.read_text("utf-8")).body}:
         problems.append(f"{name}: cli.py has no main")

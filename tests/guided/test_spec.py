@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 
-from poot_guided import Choice, Constraint, ConstraintError, Grammar, JsonObject, JsonSchema, Limits, Regex, check
+from poot_guided import (
+    Choice,
+    Constraint,
+    ConstraintError,
+    Grammar,
+    JsonObject,
+    JsonSchema,
+    Limits,
+    Regex,
+    __version__,
+    check,
+)
 from poot_guided.cli import main
 
 
@@ -72,3 +83,6 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "json-schema", str(bad)]) == 1
     assert main(["check", "json-schema", str(tmp_path / "none.json")]) == 2
     assert "no JSON" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"poot-guided {__version__}\n"

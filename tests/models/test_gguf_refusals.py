@@ -101,6 +101,17 @@ def test_values(refusal: Callable[[bytes], str], gguf_bytes: Build, gguf_pair: B
     assert "value of 'k' is not UTF-8" in refusal(gguf_bytes([gguf_pair("k", STRING, u64(1) + b"\xff")]))
 
 
+def test_a_file_cut_anywhere_is_called_truncated(
+    refusal: Callable[[bytes], str], gguf_bytes: Build, gguf_pair: Build, gguf_tensor: Build
+) -> None:
+    strings = u32(STRING) + u64(3) + b"".join(u64(4) + b"word" for _ in range(3))
+    pairs = [gguf_pair("text", STRING, u64(4) + b"word"), gguf_pair("strings", ARRAY, strings),
+             gguf_pair("numbers", ARRAY, u32(U64) + u64(2) + bytes(16))]  # fmt: skip
+    whole = gguf_bytes(pairs, [gguf_tensor("weight", [4], F32, 0)], bytes(16))
+    for length in range(4, len(whole)):
+        assert "truncated" in refusal(whole[:length]), length
+
+
 def test_text_and_items_have_totals(tmp_path: Path, gguf_bytes: Build, gguf_pair: Build) -> None:
     path = tmp_path / "large.gguf"
     path.write_bytes(gguf_bytes([gguf_pair(f"k{i}", STRING, u64(1 << 24) + b"x" * (1 << 24)) for i in range(2)]))

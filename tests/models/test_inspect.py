@@ -17,7 +17,7 @@ import pytest
 from poot_executor.backends.cpu.native import load_library
 from poot_executor.devices import open_device
 from poot_executor.runtime import EntryKey, compile_graphs, prepare
-from poot_models import cli, load
+from poot_models import __version__, cli, load
 from poot_models.blocks import StepShape
 from poot_models.inspection import inspect_model, lines
 from poot_models.inspection.backends import _paper_device
@@ -228,3 +228,9 @@ def test_refusals_and_help_import_no_torch(tmp_path: Path) -> None:
     )
     run = subprocess.run([sys.executable, "-c", code, tmp_path / "x.gguf"], check=False, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"poot-models {__version__}\n"

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from poot_guided import __version__
 from poot_guided.errors import ConstraintError
 from poot_guided.spec import Constraint, Grammar, JsonSchema, Regex, check
 
@@ -15,6 +16,7 @@ from poot_guided.spec import Constraint, Grammar, JsonSchema, Regex, check
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, 1 for a constraint that is refused, 2 for a file that cannot be read."""
     parser = argparse.ArgumentParser(prog="poot-guided", description="Check constraints.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"poot-guided {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("check", help="check a constraint against the limits")
     command.add_argument("kind", choices=("regex", "json-schema", "gbnf"))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from poot_models.loader import load
 
 __all__ = ["ModelError", "ModelHandle", "load"]
+__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

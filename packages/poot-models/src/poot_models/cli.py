@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from poot_models import __version__
 from poot_models.errors import ModelError
 
 
@@ -17,6 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # names and texts of a model may not fit the terminal's encoding
         sys.stdout.reconfigure(errors="backslashreplace")
     parser = argparse.ArgumentParser(prog="poot-models", description="Look into model checkpoints.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"poot-models {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     inspect = commands.add_parser(
         "inspect", help="architecture, sizes, encodings, tokenizer, template, and what would run where"

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from poot_executor.encodings import Encoding, WeightSource, nbytes
 from poot_executor.errors import EncodingError
-from poot_models.checkpoint.gguf_values import Cursor
+from poot_models.checkpoint.gguf_values import CUT, Cursor
 from poot_models.checkpoint.mapped import map_file, shown
 from poot_models.checkpoint.opened import OpenedCheckpoint
 from poot_models.encodings.ggml_types import encoding_of_type, readable_names, type_name
@@ -104,7 +104,7 @@ def _read_counts(cursor: Cursor, data: npt.NDArray[np.uint8]) -> tuple[int, int]
         if count > most:
             raise cursor.error(f"the header claims {count} {what}; at most {most} are read")
         if count > cursor.left // least_bytes:
-            raise cursor.error(f"the header claims {count} {what}, but only {cursor.left} bytes follow")
+            raise cursor.error(f"the header claims {count} {what}, but only {cursor.left} bytes follow: {CUT}")
     return tensor_count, pair_count
 
 

@@ -24,6 +24,8 @@ MAX_ARRAY_ITEMS = 1 << 24
 MAX_STRING_ITEMS = 1 << 22
 """Over all string arrays of a file: each item costs one step of the scan that finds the next."""
 
+CUT = "it is truncated or damaged"
+
 _STRING = 8
 _ARRAY = 9
 _BOOL = 7
@@ -163,7 +165,7 @@ class Cursor:
 
     def _strings(self, key: str, count: int) -> StringArray:
         if count > self.left // 8:
-            raise self.error(f"the array {shown(key)} claims {count} strings, but {self.left} bytes are left")
+            raise self.error(f"the array {shown(key)} claims {count} strings, but {self.left} bytes are left: {CUT}")
         if count > self._string_items_left:
             raise self.error(f"the array {shown(key)} takes the file above {MAX_STRING_ITEMS} strings in arrays")
         self._string_items_left -= count
@@ -182,7 +184,7 @@ class Cursor:
         except struct.error:  # a length that lies beyond the end
             position = len(data) + 9
         if position - 8 > len(data):
-            raise self.error(f"the file ends inside the array {shown(key)}")
+            raise self.error(f"the file ends inside the array {shown(key)}: {CUT}")
         self.position = position - 8
         return StringArray(key, data, starts)
 
@@ -190,6 +192,6 @@ class Cursor:
         """Move past `count` bytes; where they start."""
         start = self.position
         if count > self.left:
-            raise self.error(f"the file ends at byte {len(self._data)}, inside its header: it is truncated or damaged")
+            raise self.error(f"the file ends at byte {len(self._data)}, inside its header: {CUT}")
         self.position = start + count
         return start
