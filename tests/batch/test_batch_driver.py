@@ -174,7 +174,7 @@ def test_rows_are_halved_until_they_fit(model: ModelHandle) -> None:
     assert whole.fit.rows == 8
     # Rows cost little, so all stay, but their pool holds two full sequences.
     assert fitted.fit.blocks[0] in (2 * 128 // 16, 2 * 128 // 16 + 1)
-    assert any("full sequences" in reason for reason in fitted.fit.reasons)
+    assert any("KV pools hold" in reason for reason in fitted.fit.reasons)
     assert ModelDriver(fitted).device_bytes() <= small.capacity() + small.account.total
 
 

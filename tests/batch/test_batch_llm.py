@@ -379,6 +379,27 @@ def test_bad_requests_are_refused_and_leave_nothing(
     assert llm.stats().requests_total == before
 
 
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        ("hi", "list of messages"),
+        ([], "list of messages"),
+        (None, "list of messages"),
+        ({"role": "user", "content": "hi"}, "list of messages"),
+        (["hi"], "message 0 must be a mapping"),
+        ([{"role": "user", "content": "a"}, {"content": "b"}], "message 1 has no role"),
+        ([{"role": 5, "content": "a"}], "message 0 has no role"),
+        ([{"role": "user"}], "message 0 has no content"),
+        ([{"role": "user", "content": 5}], "message 0 has a content that is no text, but int"),
+    ],
+)
+def test_what_is_no_conversation_is_refused(llm: LLM, messages: object, told: str) -> None:
+    for call in (llm.chat, llm.stream_chat):
+        with pytest.raises(RequestError, match=told) as raised:
+            call(messages)
+        assert raised.value.param == "messages"
+
+
 @pytest.mark.parametrize("prompts", [None, 5, [None], [1.5]])
 def test_what_cannot_be_scored_is_refused_in_type(llm: LLM, prompts: object) -> None:
     with pytest.raises(RequestError) as raised:
@@ -413,8 +434,9 @@ def test_an_llm_that_is_dropped_ends_its_thread(smollm2_path: Path) -> None:
 
 def test_an_llm_that_cannot_start_leaves_no_thread(smollm2_path: Path) -> None:
     before = threading.active_count()
-    with pytest.raises(StartError, match="rows"):
-        LLM(smollm2_path, rows=0)
+    for rows in (0, "4", 2.5, True):
+        with pytest.raises(StartError, match="rows"):
+            LLM(smollm2_path, rows=rows)
     assert threading.active_count() <= before
 
 

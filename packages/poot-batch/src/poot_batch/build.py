@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from poot_batch.engine import Engine
 from poot_batch.errors import StartError
 from poot_batch.kv import KvSpace
@@ -76,6 +78,10 @@ def build_engine(
 
 
 def _check(config: EngineConfig) -> None:
+    try:
+        msgspec.convert(msgspec.structs.asdict(config), EngineConfig)
+    except msgspec.ValidationError as error:
+        raise StartError(str(error).replace("$.", ""), reason_code="invalid_config") from None
     for name, value, least, most in (("rows", config.rows, 1, MAX_ROWS), ("max_seq", config.max_seq, MIN_SEQ, MAX_SEQ)):
         if not least <= value <= most:
             message = f"{name} must be between {least} and {most}, not {value}"

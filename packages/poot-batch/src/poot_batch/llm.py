@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import operator
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +15,7 @@ import msgspec
 
 from poot_batch.build import Progress
 from poot_batch.errors import EngineDeadError, EngineFaultError, NonFiniteLogitsError, RequestError
+from poot_batch.inputs import Message, Prompt, guarded, message_list, prompt_list
 from poot_batch.request import (
     EngineConfig,
     EngineInfo,
@@ -28,9 +28,6 @@ from poot_batch.request import (
 )
 from poot_batch.thread import Box, EngineThread
 from poot_models.text import ChatTemplate, Detokenizer, TextModel
-
-Prompt = str | Sequence[int]
-Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +130,7 @@ class LLM:
         engine fails on a prompt.
         """
         return self._complete(
-            [self._request(self._encode(prompt), sampling, options, continues=True) for prompt in _prompts(prompts)]
+            [self._request(self._encode(prompt), sampling, options, continues=True) for prompt in prompt_list(prompts)]
         )
 
     def score(self, prompts: Prompt | Sequence[Prompt], *, top: int = 0) -> list[list[TokenLogprob]]:
@@ -148,7 +145,9 @@ class LLM:
         return self._stream(self._request(self._encode(prompt), sampling, options, continues=True))
 
     def chat(self, messages: Sequence[Message], sampling: SamplingParams | None = None, **options: Any) -> Completion:
-        """Answer a conversation through the model's chat template. Raises TextError for what the template refuses."""
+        """Answer a conversation through the model's chat template. A message has a "role" and a "content" (or
+        "tool_calls"), and what else the template reads. Raises RequestError for what is none, TextError for what the
+        template refuses."""
         return self._complete([self._request(self._render(messages), sampling, options, continues=False)])[0]
 
     def stream_chat(
@@ -182,8 +181,8 @@ class LLM:
             reason = self.text.template_problem or "it has none"
             raise RequestError(f"the model has no usable chat template: {reason}; give LLM(chat_template=...)")
         tokenizer = self.text.tokenizer
-        guarded = [_guarded(dict(message), tokenizer.guard) for message in messages]
-        return tuple(tokenizer.encode(self._template.render(guarded), parse_special=True))
+        plain = [guarded(message, tokenizer.guard) for message in message_list(messages)]
+        return tuple(tokenizer.encode(self._template.render(plain), parse_special=True))
 
     def _request(
         self, prompt: tuple[int, ...], sampling: SamplingParams | None, options: dict[str, Any], *, continues: bool
@@ -256,30 +255,6 @@ def _error_of(output: Output) -> Exception:
     classes = (NonFiniteLogitsError, EngineDeadError)
     kind = next((kind for kind in classes if kind.code == output.error_code), EngineFaultError)
     return kind(output.error_message or "the engine failed on this request")
-
-
-def _guarded(value: Any, guard: Callable[[str], str]) -> Any:
-    """`value` with every text in it guarded, so that the name of a control token stays text."""
-    if isinstance(value, str):
-        return guard(value)
-    if isinstance(value, Mapping):
-        return {key: _guarded(item, guard) for key, item in value.items()}
-    if isinstance(value, Sequence):
-        return [_guarded(item, guard) for item in value]
-    return value
-
-
-def _prompts(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several as a list: a sequence of whole numbers is one. Raises RequestError for what is neither."""
-    if isinstance(given, str):
-        return [given]
-    try:
-        items: list[Any] = list(given)
-    except TypeError as error:
-        raise RequestError(f"prompts are text or token ids, one or several: {error}", param="prompt") from error
-    if items and all(isinstance(item, Integral) for item in items):
-        return [items]
-    return items
 
 
 def _completion(request: GenerateRequest, deltas: list[Delta]) -> Completion:
