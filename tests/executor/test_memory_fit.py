@@ -45,7 +45,7 @@ def test_pools_share_what_is_left() -> None:
     # Fixed: 1000 + 50 + 40 + 5 + 20 = 1115; a sequence takes 640; 1115 + 1600 leaves two and a half sequences.
     found = fit(4, 1024, 1115 + 1600, demand())
     assert (found.rows, found.max_seq, found.blocks) == (4, 1024, (160,))
-    assert found.reasons == ("KV pools hold 2.5 full sequences of 4",)
+    assert found.reasons == ("KV pools hold 2.5 sequences of 1024 positions, rows are 4",)
 
 
 def test_two_pools_get_even_shares() -> None:

@@ -106,6 +106,17 @@ def test_field_paths(message, param):
     assert isinstance(error, FieldError) and error.param == param
 
 
+def test_a_word_that_is_none_of_a_few_is_refused_with_those():
+    call = {"type": "tool", "function": {"name": "f", "arguments": "{}"}}
+    for message, param, choices in [
+        ({"role": "bot", "content": "x"}, "messages[0].role", "'assistant', 'developer', 'system', 'tool', 'user'"),
+        ({"role": "assistant", "tool_calls": [call]}, "messages[0].tool_calls[0].type", "'function'"),
+    ]:
+        with pytest.raises(FieldError, match=f"it is one of {choices}$") as raised:
+            decode_body(json.dumps({"messages": [message]}).encode(), ChatRequest, unbuilt.CHAT)
+        assert raised.value.param == param
+
+
 def test_a_model_without_a_template_says_what_to_do(text):
     without = dataclasses.replace(text, chat_template=None, template_problem="odd")
     with pytest.raises(UnsupportedFieldError, match=r"odd.*--chat-template-file"):

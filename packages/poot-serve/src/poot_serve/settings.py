@@ -181,7 +181,7 @@ def _template_file(text: str) -> Fields:
 
 
 FLAGS: tuple[Flag, ...] = (
-    Flag("--backend", "NAME", f"{', '.join(BACKENDS)} [auto]", _backend),
+    Flag("--backend", "NAME", f"{', '.join(BACKENDS)} [auto]; this version refuses wgpu and vulkan", _backend),
     Flag("--rows", "N", "sequences run at once; the memory fit may halve it [4]", integer("--rows", "rows", 1, 4096)),
     Flag(
         "--max-seq",

@@ -103,6 +103,6 @@ def fit(
     longest = max((pool.blocks_per_row for pool in need.pools), default=1)
     room = max(room, min(spare * 9 // 10, need.sequence * most_blocks // longest))
     if room < rows * need.sequence:
-        reasons.append(f"KV pools hold {room / need.sequence:.1f} full sequences of {rows}")
+        reasons.append(f"KV pools hold {room / need.sequence:.1f} sequences of {max_seq} positions, rows are {rows}")
     blocks = tuple(pool.blocks_per_row * room // need.sequence for pool in need.pools)
     return Fit(rows, max_seq, need, blocks, capacity, tuple(reasons))

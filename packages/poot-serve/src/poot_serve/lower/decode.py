@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
+import msgspec.inspect
 
 from poot_serve.errors import BadJsonError, FieldError, UnsupportedFieldError
 from poot_serve.limits.json_text import check_json_text
@@ -43,7 +44,7 @@ def decode_body(body: bytes, kind: type[T], unbuilt: Mapping[str, tuple[str, ...
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise field_error(str(error)) from None
+        raise field_error(str(error), kind) from None
     except msgspec.DecodeError as error:
         raise BadJsonError(f"the body is not JSON: {error}") from None
 
@@ -56,8 +57,8 @@ def _refuse_unless_neutral(name: str, raw: msgspec.Raw, neutral: tuple[str, ...]
     raise UnsupportedFieldError(f"{name} is not supported by this server; leave it out or send {taken}", param=name)
 
 
-def field_error(message: str) -> FieldError:
-    """A FieldError from the message of a msgspec.ValidationError, with the field's path as `param`.
+def field_error(message: str, kind: type[msgspec.Struct] | None = None) -> FieldError:
+    """A FieldError from the message of a msgspec.ValidationError about a `kind`, with the field's path as `param`.
 
     >>> field_error("Expected `str`, got `int` - at `$.messages[0].role`").param
     'messages[0].role'
@@ -74,7 +75,24 @@ def field_error(message: str) -> FieldError:
     elif at is not None and (bound := _BOUND.fullmatch(what)) is not None:
         each = "each value of " if "[...]" in at["path"] else ""
         return FieldError(f"{each}{path} must {_limit(bound)}", param=path)
+    if kind is not None and what.startswith("Invalid enum value"):
+        what = f"{what}; it is one of {', '.join(map(repr, _choices(msgspec.inspect.type_info(kind), path)))}"
     return FieldError(f"{path}: {what}" if path else what, param=path or None)
+
+
+def _choices(of: Any, path: str) -> list[object]:
+    """The values that the field at `path` takes."""
+    if isinstance(of, msgspec.inspect.UnionType):
+        return [value for each in of.types for value in _choices(each, path)]
+    if isinstance(of, msgspec.inspect.ListType):
+        return _choices(of.item_type, path)
+    if isinstance(of, msgspec.inspect.LiteralType):
+        return [] if path else list(of.values)
+    if not isinstance(of, msgspec.inspect.StructType):
+        return []
+    name, _, rest = path.partition(".")
+    name = name.partition("[")[0]
+    return [value for field in of.fields if field.encode_name == name for value in _choices(field.type, rest)]
 
 
 def _limit(bound: re.Match[str]) -> str:
