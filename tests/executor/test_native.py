@@ -45,13 +45,17 @@ def test_a_failing_compiler_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert not list(tmp_path.glob("*.so"))
 
 
-def test_the_library_is_compiled_once_into_a_private_place(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, library: NativeLibrary
-) -> None:
+@pytest.fixture
+def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, library: NativeLibrary) -> Path:
+    """A folder of C, and a home of its own."""
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "one.c").write_text("int poot_one(void) { return 1; }\n")
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "one.c").write_text("int poot_one(void) { return 1; }\n")
+    return folder
+
+
+def test_the_library_is_compiled_once_into_a_private_place(source: Path) -> None:
     first = compile.compiled(source)
     assert stat.S_IMODE(first.parent.stat().st_mode) == 0o700
     made = first.stat().st_mtime_ns
@@ -62,14 +66,8 @@ def test_the_library_is_compiled_once_into_a_private_place(
 
 
 @pytest.mark.parametrize("damage", ["cut", "zeros", "garbage", "empty"])
-def test_a_damaged_library_is_compiled_anew(
-    damage: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, library: NativeLibrary
-) -> None:
+def test_a_damaged_library_is_compiled_anew(damage: str, source: Path) -> None:
     """To load it would end the process."""
-    monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "one.c").write_text("int poot_one(void) { return 1; }\n")
     path = compile.compiled(source)
     whole = path.read_bytes()
     half = len(whole) // 2
