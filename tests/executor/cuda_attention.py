@@ -67,7 +67,8 @@ def attended(case: Case) -> tuple[Attended, torch.Tensor]:
     table = torch.randperm(rows * ring, generator=noise).int().view(rows, ring)
     pools = [torch.randn(rows * ring * page, case.kv_heads, case.width, generator=noise).bfloat16() for _ in range(2)]
     q = torch.randn(tokens, case.heads, case.width, generator=noise).bfloat16() * 3
-    sinks = torch.randn(case.heads, generator=noise) if case.sinks else None
+    # As large as the greatest of the scores: else nobody sees whether a sink counts once, with parts of the keys.
+    sinks = 8 + 6 * torch.randn(case.heads, generator=noise) if case.sinks else None
     op = PagedAttention(
         SCALE, page, case.window, softcap=case.softcap, sinks=case.sinks, tile=tile, splits=max(1, case.parts)
     )

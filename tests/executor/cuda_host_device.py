@@ -11,6 +11,17 @@ from poot_executor.backends.cuda.programs import SOURCES, Program
 from poot_executor.backends.triton.device import TritonDevice
 from poot_executor.ir import DType
 
+# By kernel, the arguments that its threads may use before they have waited for the kernel before: weights, and what
+# kernels long before have written.
+EARLY = {
+    "attend_rows": (3, 4),
+    "attend_prompt": (),
+    "dense_gated": (),
+    "packed_dot": (1, 2, 3, 4),
+    "packed_product": (1, 2, 3, 4),
+    "packed_wide": (1, 2, 3, 4),
+}
+
 
 @cache
 def _kernel(program: Program) -> HostKernel:
@@ -23,6 +34,7 @@ class HostDevice(TritonDevice):
     backwards = False
     turns = 0
     wide = True
+    pdl = True
 
     def __init__(self) -> None:
         super().__init__("cpu", "host", DType.BF16)
@@ -38,4 +50,7 @@ class HostDevice(TritonDevice):
         cluster: int = 1,
     ) -> Callable[[], None]:
         kernel, backwards, turns = _kernel(program), self.backwards, self.turns
-        return lambda: kernel.launch(grid, threads, shared, arguments, backwards, cluster=cluster, turns=turns)
+        early = EARLY[program.kernel] if dict(program.macros).get("PDL") else None
+        return lambda: kernel.launch(
+            grid, threads, shared, arguments, backwards, cluster=cluster, turns=turns, early=early
+        )

@@ -157,6 +157,7 @@ struct Fiber {
     // Copies asked for and not yet made, oldest first in a ring, and the group that is open.
     Copy copies[MOST_COPIES];
     unsigned oldest, pending, group;
+    bool waited;  // for the kernel before
     // A barrier that it waits at, while the number of its phases has this parity.
     const unsigned short* barrier;
     unsigned parity;
@@ -181,6 +182,7 @@ std::size_t stack_bytes = 0;
 std::size_t shared_bytes = 0;
 Range ranges[MOST_RANGES];
 unsigned range_count = 0;
+unsigned early = ~0u;  // of the arguments, those that a thread may use before it has waited
 unsigned long fresh_loads = 0;
 unsigned long long turns = 0;  // of which random numbers are made; 0: turns are in order
 void (*body)() = nullptr;
@@ -292,6 +294,12 @@ CUDA_ON_HOST_PLAIN void refuse(const unsigned char* at, std::size_t bytes, const
              offset);
 }
 
+// What the kernel before leaves is there for threads that have waited for it, or met one that has.
+CUDA_ON_HOST_PLAIN void check_early(unsigned argument, const char* does, const void* caller) {
+    if (early >> argument & 1 || now->waited) return;
+    fail("%s argument %u before it has waited for the kernel before [code+0x%lx]", does, argument, code_offset(caller));
+}
+
 // A thread may use operands, shared memory, its stack (and what other lanes lend of theirs) and the program's data.
 CUDA_ON_HOST_PLAIN void check(const void* where, std::size_t bytes, const char* does, const void* caller) {
     if (!now) return;
@@ -299,12 +307,10 @@ CUDA_ON_HOST_PLAIN void check(const void* where, std::size_t bytes, const char* 
     const unsigned char* at = static_cast<const unsigned char*>(where);
     static unsigned last = 0;
     if (within(at, bytes, stacks, stack_bytes) || within(at, bytes, shared, shared_bytes)) return;
-    if (last < range_count && within(at, bytes, ranges[last].start, ranges[last].bytes)) return;
-    for (unsigned i = 0; i < range_count; i++)
-        if (within(at, bytes, ranges[i].start, ranges[i].bytes)) {
-            last = i;
-            return;
-        }
+    if (last >= range_count || !within(at, bytes, ranges[last].start, ranges[last].bytes)) last = 0;
+    for (; last < range_count; last++)
+        if (within(at, bytes, ranges[last].start, ranges[last].bytes))
+            return check_early(ranges[last].argument, does, caller);
     if (within(at, bytes, __ehdr_start, static_cast<std::size_t>(_end - __ehdr_start))) return;
     refuse(at, bytes, does, caller);
 }
@@ -725,7 +731,7 @@ template <class T> __forceinline__ T load_fresh(const T* from) {
     return *from;
 }
 __forceinline__ int add_acq_rel(int* where, int value) { return atomicAdd(where, value); }
-inline void depend_wait() {}
+inline void depend_wait() { on_host::now->waited = true; }
 inline void depend_launch() {}
 inline void fetch_ahead(const void*) {}
 
@@ -960,6 +966,7 @@ CUDA_ON_HOST_PLAIN void start_cluster(unsigned threads) {
         fiber.lane = i % LANES;
         fiber.warp = &warps[i / LANES];
         fiber.oldest = fiber.pending = fiber.group = 0;
+        fiber.waited = false;
         warps[i / LANES] = {0, ""};
         // The lowest page is a guard. Stacks begin at different places, so that they share no cache set.
         unsigned char* low = stacks + i * STACK + GUARD;
@@ -1032,13 +1039,15 @@ CUDA_ON_HOST_PLAIN void report_deadlock(unsigned threads) {
 // Where all who have not returned wait for a block, or for the cluster, they go on.
 CUDA_ON_HOST_PLAIN bool release(State at, Fiber* of, unsigned threads) {
     unsigned waiting = 0, done = 0;
+    bool waited = false;
     for (unsigned i = 0; i < threads; i++) {
         waiting += of[i].state == at;
         done += of[i].state == State::DONE;
+        waited |= of[i].waited;
     }
     if (!waiting || waiting + done < threads) return false;
     for (unsigned i = 0; i < threads; i++)
-        if (of[i].state == at) of[i].state = State::READY;
+        if (of[i].state == at) of[i].state = State::READY, of[i].waited |= waited;
     return true;
 }
 
@@ -1098,12 +1107,14 @@ struct Memory {
 
 template <class... P>
 int launch(void (*kernel)(P...), dim3 grid, unsigned threads, unsigned bytes, void** arguments, const void** starts,
-           const std::size_t* sizes, int reversed, unsigned cluster, unsigned seed, char* said, int room) {
+           const std::size_t* sizes, unsigned before, int reversed, unsigned cluster, unsigned seed, char* said,
+           int room) {
     const std::lock_guard<std::mutex> alone(one_at_a_time);
     Memory memory;
     failed = false;
     message[0] = 0;
     turns = seed;
+    early = before;
     range_count = 0;
     for (unsigned i = 0; i < sizeof...(P); i++)
         if (starts[i]) ranges[range_count++] = {static_cast<const unsigned char*>(starts[i]), sizes[i], i};
@@ -1186,7 +1197,8 @@ CUDA_ON_HOST_HIDDEN void __ubsan_handle_shift_out_of_bounds(const CudaOnHostPlac
     }                                                                                                               \
     extern "C" __attribute__((visibility("default"))) int cuda_on_host_run(                                         \
         unsigned x, unsigned y, unsigned z, unsigned threads, unsigned shared, void** arguments, const void** starts, \
-        const std::size_t* sizes, int reversed, unsigned cluster, unsigned turns, char* message, int room) {        \
-        return ::on_host::launch(kernel, dim3{x, y, z}, threads, shared, arguments, starts, sizes, reversed,        \
+        const std::size_t* sizes, unsigned early, int reversed, unsigned cluster, unsigned turns, char* message,    \
+        int room) {                                                                                                 \
+        return ::on_host::launch(kernel, dim3{x, y, z}, threads, shared, arguments, starts, sizes, early, reversed, \
                                  cluster, turns, message, room);                                                    \
     }

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -78,6 +78,7 @@ class HostKernel:
         *,
         cluster: int = 1,
         turns: int = 0,
+        early: Collection[int] | None = None,
     ) -> None:
         """Run every block; with `reversed` blocks, warps and lanes take turns from the last to the first.
 
@@ -85,7 +86,8 @@ class HostKernel:
 
         A tensor is given as the address of its first element, and the kernel may use the bytes of its elements alone;
         Boxes are a BoxMap, None is a null pointer, an int an int32, a float a float32. `cluster`: so many blocks, next
-        to each other in x, run at the same time. Raises KernelFault, and TypeError or ValueError for arguments that are
+        to each other in x, run at the same time. `early`: the arguments that a thread may use before it has waited for
+        the kernel before (None: all of them). Raises KernelFault, and TypeError or ValueError for arguments that are
         not the kernel's.
         """
         if cluster < 1 or grid[0] % cluster:
@@ -101,6 +103,7 @@ class HostKernel:
             (ctypes.c_void_p * count)(*(ctypes.addressof(value) for value in values)),
             (ctypes.c_void_p * count)(*(start for start, _ in spans)),
             (ctypes.c_size_t * count)(*(size for _, size in spans)),
+            ctypes.c_uint(0xFFFFFFFF if early is None else sum(1 << at for at in early)),
             int(reversed),
             cluster,
             turns,

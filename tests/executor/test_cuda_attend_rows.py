@@ -45,11 +45,11 @@ def decoding(runs: Sequence[Run], **more: Any) -> Case:
     return Case(tuple(runs), tile=TILE, **more)
 
 
-def bound(it: Attended, *, processors: int = 3, backwards: bool = False, pdl: bool = False) -> Callable[[], object]:
+def bound(it: Attended, *, processors: int = 3, backwards: bool = False) -> Callable[[], object]:
     how, device = tiling(it, SHARED), HostDevice()
     assert how is not None
     assert accepts(it)
-    device.processors, device.backwards, device.pdl = processors, backwards, pdl
+    device.processors, device.backwards = processors, backwards
     return attend_rows(it, how, device)
 
 
@@ -87,7 +87,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_attention(case: Case) -> None:
     it, wanted = attended(case)
-    assert_near(run_twice(it, bound(it, pdl=True)), wanted)
+    assert_near(run_twice(it, bound(it)), wanted)
 
 
 CUT = decoding([(0, 700, 3), (1, 90, 1), (2, 388, 4)], heads=8, kv_heads=2, parts=4, sinks=True)
@@ -210,7 +210,7 @@ def test_every_tiling_is_within_a_multiprocessor(width: int) -> None:
         # A lock is a KV head's of the query; those of an item's units are as many.
         assert pair_groups(it) <= how.heads
         assert (0 < x <= 132 * how.blocks, y, z) == (True, 1, 1)
-        assert made == program(it, how, pdl=False)
+        assert made == program(it, how, pdl=True)
         taken += 1
     assert taken > 400
 
@@ -307,4 +307,4 @@ def test_a_program_is_checked_before_it_is_used(case: Case, caplog: pytest.LogCa
 def test_what_is_checked_is_what_is_used(tokens: int) -> None:
     it, how, device = site(tokens, 4, 2, 64), Tiling(2, 4, 1, 4), Asked()
     agrees(it, lambda small: attend_rows(small, how, device))
-    assert device.asked[0] == program(it, how, pdl=False)
+    assert device.asked[0] == program(it, how, pdl=True)

@@ -214,6 +214,36 @@ def test_fma_rounds_once(name: str) -> None:
         assert value == rounded(Fraction(a) * Fraction(b) + Fraction(c), kind), (a, b, c)
 
 
+LATE = """
+  if (threadIdx.x < 32 * WAITS) depend_wait();
+  const int mine = MEET ? 0 : weights[threadIdx.x] + before[threadIdx.x];
+  if (MEET) __syncthreads();
+  out[threadIdx.x] = weights[threadIdx.x] + before[threadIdx.x] + mine;
+"""
+
+
+def test_what_the_kernel_before_leaves_is_waited_for() -> None:
+    """By each thread, or by one that it met in the block since. Weights were there."""
+    weights, before, out = (torch.ones(64, dtype=torch.int32) for _ in range(3))
+
+    def run(waits: int, barrier: int, early: tuple[int, ...] | None) -> None:
+        of = kernel("const int* weights, const int* before, int* out", LATE, WAITS=waits, MEET=barrier)
+        of.launch(ONE, 64, 64, [weights, before, out], early=early)
+
+    run(2, 0, (0,))
+    run(1, 1, (0,))
+    run(0, 0, None)
+    run(0, 0, (0, 1, 2))
+    for waits, barrier, early, told in [
+        (0, 1, (0,), "reads argument 1"),
+        (1, 0, (0,), "thread 32 of .* reads argument 1"),
+        (1, 0, (0, 1), "thread 32 of .* writes argument 2"),
+        (0, 0, (), "reads argument 0"),
+    ]:
+        with pytest.raises(host.KernelFault, match=f"{told} before it has waited for the kernel before"):
+            run(waits, barrier, early)
+
+
 def test_shuffles_and_votes_take_what_another_lane_gives() -> None:
     body = """
       const int lane = threadIdx.x % 32, i = threadIdx.x;

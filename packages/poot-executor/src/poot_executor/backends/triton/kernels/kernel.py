@@ -43,8 +43,9 @@ def begin_kernel(PDL: tl.constexpr):
     """Programmatic dependent launch: programs start while the kernel before still runs, and wait for its results here.
 
     Only then may the next kernel start, so that programs that wait are few. Before this call only weights and live
-    counts may be read. Programs that have no live work may leave before it, if any other program of the kernel stays.
-    Does not compile for AMD, hence the constant.
+    counts may be read, and by attention tables of rows and plans (see `plan`): other kernels are between, which write
+    its keys. Programs that have no live work may leave before it, if any other program of the kernel stays. Does not
+    compile for AMD, hence the constant.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
