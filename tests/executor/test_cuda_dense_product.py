@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from cuda_host_blaslt import GUESSES, forget, on_gpu, put, read, stand_in
 pytest.importorskip("triton", reason="torch brings triton on Linux only")
 
 from poot_executor.backends.cuda import blaslt, blaslt_library, dense_product, device
-from poot_executor.backends.cuda.blaslt_library import BlasLtMissingError
+from poot_executor.backends.cuda.blaslt_library import BlasLtMissingError, ProductError
 from poot_executor.backends.cuda.dense_product import TORCH, noise_like
 from poot_executor.backends.cuda.device import CudaDevice
 from poot_executor.backends.triton import choices
@@ -75,7 +76,7 @@ def fake(
 def opened(clock: Script) -> Any:
     """A device as a new process opens it."""
     made: Any = object.__new__(CudaDevice)
-    made.name, made.side = "H200", None
+    made.name, made.side, made.synchronize = "H200", None, lambda: None
     made._stopwatch = Stopwatch(clock, Choices(made.made_of))
     return made
 
@@ -110,10 +111,15 @@ def product(rows: int = 5, out: torch.dtype = BF16, x: float | None = None) -> P
     return Product(aligned(given.to(BF16)), aligned(weight.to(BF16)).t(), aligned(torch.zeros(rows, 24, dtype=out)))
 
 
+def names() -> list[str]:
+    """The library's ways."""
+    it = product()
+    return list(blaslt.products(it.x, it.weight, it.out, on_gpu(torch.zeros(2**20, dtype=torch.uint8))))
+
+
 def timed() -> int:
     """How many ways there are: torch's, and the library's."""
-    it = product()
-    return 1 + len(blaslt.products(it.x, it.weight, it.out, on_gpu(torch.zeros(2**20, dtype=torch.uint8))))
+    return 1 + len(names())
 
 
 def plain(self: TritonDevice, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> Callable[[], object]:
@@ -222,12 +228,25 @@ def test_other_products_are_other_sites(fake: ctypes.CDLL, monkeypatch: pytest.M
     assert len(clock.said) == len(others)
 
 
-@pytest.mark.parametrize("wrong", [0.5, float("nan")])
-def test_an_algorithm_that_is_wrong_is_not_timed(fake: ctypes.CDLL, wrong: float, monkeypatch: Any) -> None:
+def test_weights_that_are_on_their_way_are_waited_for(fake: ctypes.CDLL) -> None:
+    """What they are before says nothing: no algorithm agrees with what is no number, and each with zeros."""
+    clock, it = Script(1), product()
+    gpu, weight = opened(clock), it.weight.clone()
+    it.weight.fill_(torch.nan)
+    gpu.synchronize = lambda: it.weight.copy_(weight)
+    launch = it.on(gpu)
+    assert clock.said == [timed()]
+    it.check(launch)
+
+
+@pytest.mark.parametrize(("wrong", "columns"), [(0.5, 8), (0.1, 1), (float("nan"), 1)])
+def test_an_algorithm_that_is_wrong_is_not_timed(
+    fake: ctypes.CDLL, wrong: float, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def with_one(*operands: torch.Tensor) -> dict[str, Callable[[], None]]:
         def spoilt() -> None:
             right()
-            operands[2][-1, -8:] += wrong * operands[2].abs().max()
+            operands[2][-1, -columns:] += wrong * operands[2].abs().max()
 
         ways = found(*operands)
         name = list(ways)[2]
@@ -238,6 +257,20 @@ def test_an_algorithm_that_is_wrong_is_not_timed(fake: ctypes.CDLL, wrong: float
     monkeypatch.setattr(blaslt, "products", with_one)
     it.check(it.on(opened(clock)))
     assert clock.said == [count - 1]
+
+
+def test_an_algorithm_that_writes_nothing_is_not_timed(fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever lay there before it, such as torch's result."""
+    found, all_of_them = blaslt.products, names()
+    for rows, idle in enumerate(all_of_them, 1):
+
+        def with_one(*operands: torch.Tensor, idle: str = idle) -> dict[str, Callable[[], None]]:
+            return {**found(*operands), idle: lambda: None}
+
+        monkeypatch.setattr(blaslt, "products", with_one)
+        clock = Script()
+        product(rows).on(opened(clock))
+        assert clock.said == [len(all_of_them)], idle
 
 
 def test_a_name_that_the_library_no_longer_has_is_chosen_anew(fake: ctypes.CDLL) -> None:
@@ -254,9 +287,33 @@ def test_a_name_that_the_library_no_longer_has_is_chosen_anew(fake: ctypes.CDLL)
     assert last.said == []
 
 
+@pytest.mark.parametrize("fault", [ProductError("no such algorithm"), DeviceError("cublasLt: status 13")])
+def test_a_choice_that_no_longer_runs_is_made_anew(
+    fake: ctypes.CDLL, fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the driver is another one, and the home the same."""
+    it, first = product(), Script(1)
+    it.on(opened(first))
+    [path] = (Path(choices.private_folder("choices"))).iterdir()
+    chosen = json.loads(path.read_text().splitlines()[-1])[1]
+    assert chosen in names()
+
+    def refused() -> None:
+        raise fault
+
+    found = blaslt.products
+    monkeypatch.setattr(blaslt, "products", lambda *operands: {**found(*operands), chosen: refused})
+    again, later = Script(1), Script()
+    it.check(it.on(opened(again)))
+    assert again.said == [timed() - 1]
+    it.check(it.on(opened(later)))
+    assert later.said == []
+    assert json.loads(path.read_text().splitlines()[-1])[1] != chosen
+
+
 def test_ways_that_cannot_be_launched_are_left_out(fake: ctypes.CDLL) -> None:
     """Then torch's alone is there, and that is remembered."""
-    for status in (15, 13):
+    for status in (15, 13, 3):
         put(fake, "status", status)
         clock, it = Script(), product(5 + status)
         gpu, synchronized = opened(clock), []
@@ -264,16 +321,17 @@ def test_ways_that_cannot_be_launched_are_left_out(fake: ctypes.CDLL) -> None:
         for _ in range(2):
             it.check(it.on(gpu))
         assert clock.said == []
-        # After a failure the device is asked whether it is well, after a refusal it is.
-        assert bool(synchronized) is (status == 13)
+        # Once for the weights; and after a failure the device is asked whether it is well, after a refusal it is.
+        assert len(synchronized) == (1 if status == 15 else timed())
 
 
 def test_a_device_that_is_lost_meanwhile_is_an_error(fake: ctypes.CDLL) -> None:
     put(fake, "status", 13)
-    gpu = opened(Script())
+    gpu, waits = opened(Script()), iter([True])
 
     def lost() -> None:
-        raise DeviceError("the GPU failed")
+        if not next(waits, False):  # the weights were there
+            raise DeviceError("the GPU failed")
 
     gpu.synchronize = lost
     with pytest.raises(DeviceError, match="the GPU failed"):
