@@ -47,7 +47,8 @@ def _example(it: Attended) -> tuple[Attended, torch.Tensor]:
     table = torch.randperm(2 * blocks, generator=noise).int().view(2, blocks)
     k, v = (normal(2 * blocks * op.block, it.kv_heads, width).to(it.q.dtype) for _ in range(2))
     q = (normal(tokens, heads, width) / (op.scale * width**0.5)).to(it.q.dtype)
-    sinks = (normal(heads),) if op.sinks else ()  # the model's may still be on their way
+    # The model's may still be on their way. These are as much as all keys: else one that counts twice is not seen.
+    sinks = (normal(heads) + 5,) if op.sinks else ()
     runs = torch.tensor([[row, _FIRST, count, 0] for row, count in enumerate(counts)])
     (plan,) = AttentionPlan(tokens, tile, op.window, op.splits).reference(runs)
     (wanted,) = op.reference(q, k, v, plan, table, *sinks)
