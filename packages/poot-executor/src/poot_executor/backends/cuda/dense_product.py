@@ -72,11 +72,11 @@ def _agree(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     """Whether results differ by no more than the order of sums and rounding make them, all together and each: a few
     columns of zeros are little of a norm. `found` is spoilt."""
     found.sub_(wanted)
-    return all(bool(_norm(found, kind) <= most * _norm(wanted, kind)) for kind, most in _MOST_OFF.items())
+    return all(_norm(found, kind) <= most * _norm(wanted, kind) for kind, most in _MOST_OFF.items())
 
 
-def _norm(of: torch.Tensor, kind: float) -> torch.Tensor:
-    return torch.linalg.vector_norm(of, kind, dtype=torch.float32)
+def _norm(of: torch.Tensor, kind: float) -> float:
+    return float(torch.linalg.vector_norm(of, kind, dtype=torch.float32))
 
 
 def noise_like(x: torch.Tensor) -> torch.Tensor:
