@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,25 +17,65 @@ from poot_executor.testing import cases
 
 PACKED = re.compile(r"Linear.* Q\d_")
 
+Lines = Callable[[str], list[str]]
+
+_SECONDS = 600
+# A test may wait for those of others.
+pytestmark = pytest.mark.timeout(2 * _SECONDS)
+
 pytest.importorskip("triton", reason="torch brings triton on Linux only")
 
 
-def said(script: str, **environment: str) -> list[str]:
+# What is run, those that take the longest first.
+SCRIPTS = {
+    "triton_compile.py 1/2": {},
+    "triton_compile.py 2/2": {},
+    "triton_conformance.py": {"TRITON_INTERPRET": "1"},
+    "triton_attention.py": {"TRITON_INTERPRET": "1"},
+    "triton_sampling.py": {"TRITON_INTERPRET": "1"},
+    "triton_quantised.py": {"TRITON_INTERPRET": "1"},
+    "triton_decoder.py": {"TRITON_INTERPRET": "1"},
+    "triton_products.py": {"TRITON_INTERPRET": "1"},
+}
+
+
+def said(script: str, environment: dict[str, str]) -> list[str]:
     """Lines that a script of this folder prints."""
-    command = [sys.executable, str(Path(__file__).with_name(script))]
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore", **environment}
-    run = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, check=True)
+    name, *arguments = script.split()
+    command = [sys.executable, str(Path(__file__).with_name(name)), *arguments]
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", **environment}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, env=environment, check=True)
     return run.stdout.splitlines()
 
 
-def interpreted(script: str) -> list[str]:
-    return said(script, TRITON_INTERPRET="1")
+@pytest.fixture(scope="module")
+def lines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lines]:
+    """The lines of a script. All that tests ask for run at once, on a core each: they take minutes of one."""
+    of_tests = (item.callspec.params for item in request.session.items if hasattr(item, "callspec"))
+    wanted = {params["script"] for params in of_tests if params.get("script") in SCRIPTS}
+    cache = {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        running = {
+            script: pool.submit(said, script, cache | environment)
+            for script, environment in SCRIPTS.items()
+            if script in wanted
+        }
+        yield lambda script: running[script].result()
+        for each in running.values():
+            each.cancel()
 
 
-def test_interpreted_kernels_agree_with_the_references() -> None:
-    lines = interpreted("triton_conformance.py")
-    assert [line for line in lines if not line.startswith("PASS")] == []
-    ran = [line.split(" | ")[1] for line in lines]
+@pytest.mark.parametrize("script", ["triton_compile.py 1/2", "triton_compile.py 2/2"])
+def test_kernels_compile_for_devices_that_are_not_here(script: str, lines: Lines) -> None:
+    found = lines(script)
+    assert found and [line for line in found if not line.startswith("PASS")] == []
+
+
+@pytest.mark.parametrize("script", ["triton_conformance.py"])
+def test_interpreted_kernels_agree_with_the_references(script: str, lines: Lines) -> None:
+    found = lines(script)
+    assert [line for line in found if not line.startswith("PASS")] == []
+    ran = [line.split(" | ")[1] for line in found]
     assert ran.count("the device's kernels") == len(cases())
     assert ran.count("kernels that run anywhere") == sum(
         case.op in {Linear, GatedLinear, PagedAttention} and not PACKED.search(case.id) for case in cases()
@@ -43,14 +85,9 @@ def test_interpreted_kernels_agree_with_the_references() -> None:
 
 @pytest.mark.parametrize(
     "script",
-    ["triton_sampling.py", "triton_decoder.py", "triton_products.py", "triton_quantised.py", "triton_attention.py"],
+    ["triton_attention.py", "triton_sampling.py", "triton_quantised.py", "triton_decoder.py", "triton_products.py"],
 )
-def test_interpreted_checks(script: str) -> None:
+def test_interpreted_checks(script: str, lines: Lines) -> None:
     """Sampling on rows of several chunks, steps of a decoder, products of few rows and of packed weights, attention."""
-    lines = interpreted(script)
-    assert lines and [line for line in lines if not line.startswith("PASS")] == []
-
-
-def test_kernels_compile_for_devices_that_are_not_here(tmp_path: Path) -> None:
-    lines = said("triton_compile.py", TRITON_CACHE_DIR=str(tmp_path))
-    assert lines and [line for line in lines if not line.startswith("PASS")] == []
+    found = lines(script)
+    assert found and [line for line in found if not line.startswith("PASS")] == []
