@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from poot_executor.backends.cuda.boxes import Boxes
+from poot_executor.devices.kept import keep, kept
 from poot_executor.devices.private_folder import private_folder
 
 EMULATION = Path(__file__).with_name("cuda_on_host.h")
@@ -182,7 +183,7 @@ def compiled(source: str | Path, kernel: str, macros: Mapping[str, int], flags: 
     command = [gxx, *FLAGS, *flags, *(f"-D{macro}={value}" for macro, value in macros.items())]
     key = hashlib.sha256(repr((files, command, _version(gxx))).encode()).hexdigest()[:32]
     target = private_folder("cuda-on-host") / f"{key}.so"
-    if not target.exists():
+    if kept(target) is None:
         _compile(command, files, target)
     return target
 
@@ -202,7 +203,7 @@ def _compile(command: Sequence[str], files: Mapping[str, str], target: Path) -> 
                 raise HostCompileError(f"g++ did not run: {error}") from error
             if run.returncode:
                 raise HostCompileError(run.stderr.decode(errors="replace").strip()[:4000])
-        (folder / "made.so").replace(target)
+        keep(target, (folder / "made.so").read_bytes())
 
 
 @cache

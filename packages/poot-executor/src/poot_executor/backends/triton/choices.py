@@ -25,7 +25,7 @@ class Choices:
     """
 
     def __init__(self, made_of: Callable[[], Sequence[str]]) -> None:
-        self._made_of, self._before = made_of, ""
+        self._made_of = made_of
 
     def get(self, site: str) -> str | None:
         return self._known.get(site)
@@ -34,9 +34,8 @@ class Choices:
         self._known[site] = way
         if self._path is None:
             return
-        before, self._before = self._before, ""
         try:
-            _append(self._path, [self._parts], [site, way], before)
+            _append(self._path, [self._parts], [site, way])
         except OSError:
             return
 
@@ -54,10 +53,7 @@ class Choices:
 
     @cached_property
     def _known(self) -> dict[str, str]:
-        held = _read(self._path) if self._path else b""
-        # The last line of a process that was ended in it is not finished.
-        self._before = "\n" if held and not held.endswith(b"\n") else ""
-        return dict(_pairs(held))
+        return dict(_pairs(_read(self._path))) if self._path else {}
 
 
 def _read(path: Path) -> bytes:
@@ -80,12 +76,14 @@ def _pairs(held: bytes) -> Iterator[tuple[str, str]]:
                 yield site, way
 
 
-def _append(path: Path, head: Sequence[str], line: Sequence[str], before: str) -> None:
+def _append(path: Path, head: Sequence[str], line: Sequence[str]) -> None:
     """One write a line, which processes at once do not tear; `head` is the line before all others."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         size = os.fstat(file).st_size
         lines = [line] if size else [head, line]
+        # The last line of a process that was ended in it is not finished.
+        before = "\n" if size and os.pread(file, 1, size - 1) != b"\n" else ""
         data = (before + "".join(json.dumps(each) + "\n" for each in lines)).encode()
         if size + len(data) <= _MOST_BYTES:
             os.write(file, data)
