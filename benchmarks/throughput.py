@@ -32,10 +32,10 @@ GREEDY = SamplingParams(temperature=0.0)
 LONG_ID = 10**6
 
 
-def submit(running: Engine, ident: int, prompt: int, answer: int, seed: int) -> None:
+def request(running: Engine, ident: int, prompt: int, answer: int, seed: int) -> GenerateRequest:
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, running.info.vocab_size, (prompt,), generator=generator).tolist()
-    running.submit(GenerateRequest(id=ident, prompt=tuple(ids), sampling=GREEDY, max_tokens=answer))
+    return GenerateRequest(id=ident, prompt=tuple(ids), sampling=GREEDY, max_tokens=answer)
 
 
 def finish(running: Engine) -> dict[int, int]:
@@ -61,12 +61,13 @@ def together(arguments: argparse.Namespace) -> Iterator[bool]:
     requests, prompt, answer = arguments.requests, arguments.prompt, arguments.answer
     running = engine(arguments.shape, device, requests, prompt + answer + 16)
     for index in range(8):
-        submit(running, index, prompt, 4, seed=index)
+        running.submit(request(running, index, prompt, 4, seed=index))
     finish(running)
     least = floor(device, requests, prompt, answer) if isinstance(device, RandomCuda) else float("nan")
+    asked = [request(running, index, prompt, answer, seed=1000 + index) for index in range(requests)]
     began = time.perf_counter()
-    for index in range(requests):
-        submit(running, index, prompt, answer, seed=1000 + index)
+    for it in asked:
+        running.submit(it)
     got = finish(running)
     taken = time.perf_counter() - began
     if got != dict.fromkeys(range(requests), answer):
@@ -84,7 +85,8 @@ def stall(arguments: argparse.Namespace) -> Iterator[bool]:
     device = open_random(arguments.backend)
     running = engine(arguments.shape, device, arguments.running + 1, arguments.long + 64)
     for index in range(arguments.running):
-        submit(running, index, 128, arguments.long // 8, seed=index)
+        running.submit(request(running, index, 128, arguments.long // 8, seed=index))
+    long = request(running, LONG_ID, arguments.long, 1, seed=arguments.running)
     last, gaps, first = dict[int, float](), list[float](), 0.0
     reading, steps = False, 0
     while not first and running.busy:
@@ -100,7 +102,7 @@ def stall(arguments: argparse.Namespace) -> Iterator[bool]:
         # The budget of prompts has learned by now what a token of them costs.
         if not reading and len(last) == arguments.running and steps > 64:
             began, reading = now, True
-            submit(running, LONG_ID, arguments.long, 1, seed=arguments.running)
+            running.submit(long)
     for index in range(arguments.running):
         running.cancel(index)
     if not first or not gaps:

@@ -47,7 +47,7 @@ def names(sequences: object) -> list[int]:
 
 
 def test_a_later_one_that_fits_may_pass_one_that_does_not() -> None:
-    scheduler = scheduler_of(blocks=25)
+    scheduler = scheduler_of(blocks=25, capacity=64)
     first, large, small = sequence_of(1, 40, 8), sequence_of(2, 60, 20), sequence_of(3, 3, 5)
     for sequence in (first, large, small):
         scheduler.add(sequence)
@@ -60,7 +60,7 @@ def test_a_later_one_that_fits_may_pass_one_that_does_not() -> None:
 
 def test_nobody_passes_one_that_was_passed_often_enough() -> None:
     # The first holds 12 of 25 blocks, and the second wants 20.
-    scheduler = scheduler_of(blocks=25, rows=4)
+    scheduler = scheduler_of(blocks=25, rows=4, capacity=64)
     running, large = sequence_of(0, 40, 8), sequence_of(1, 60, 20)
     scheduler.add(running)
     scheduler.add(large)
@@ -79,6 +79,34 @@ def test_nobody_passes_one_that_was_passed_often_enough() -> None:
     assert (large.passed, large.row) == (OVERTAKEN, -1)
     scheduler.finish(running)
     assert names(scheduler.admit()) == [1, 66, 67]
+
+
+def test_nobody_comes_in_before_a_step_has_room_to_read() -> None:
+    """Prompts of 10 tokens, 16 a step: with 10 unread the next comes in, with 20 nobody; scored ones do not count."""
+    scheduler = scheduler_of(rows=8, capacity=16, score_capacity=8)
+    scored = sequence_of(9, 40, scored=0)
+    for sequence in (scored, *(sequence_of(name, 10) for name in range(6))):
+        scheduler.add(sequence)
+    assert names(scheduler.admit()) == [9, 0, 1]
+    plans = [scheduler.plan()]
+    assert names(scheduler.admit()) == []
+    plans.append(scheduler.plan())
+    assert [(plan.prompt_tokens, plan.score is not None) for plan in plans if plan] == [(8, True), (16, False)]
+    assert names(scheduler.admit()) == [2, 3]
+    assert (scheduler.running, scheduler.waiting) == (5, 2)
+
+
+def test_what_others_have_read_meanwhile_is_found() -> None:
+    scheduler = scheduler_of(capacity=16)
+    first, second = sequence_of(1, 17), sequence_of(2, 17)
+    scheduler.add(first)
+    scheduler.add(second)
+    assert names(scheduler.admit()) == [1]
+    assert scheduler.plan() is not None
+    assert first.reservation is not None
+    scheduler.kv.publish(first.reservation, first.tokens, 16)
+    assert names(scheduler.admit()) == [2]
+    assert second.cached == 16
 
 
 def test_a_fork_waits_for_its_leader_and_holds_up_nobody() -> None:

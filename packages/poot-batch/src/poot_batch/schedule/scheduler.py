@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from poot_batch.kv import KvSpace
 from poot_batch.schedule.budget import PromptBudget
 from poot_batch.schedule.plan import PromptRun, StepPlan
-from poot_batch.schedule.reuse import look_up, miss
+from poot_batch.schedule.reuse import miss
 from poot_batch.schedule.sequence import Sequence
 from poot_batch.schedule.waiting import WaitingLine
 
@@ -34,7 +34,6 @@ class Scheduler:
         self._free_rows = list(range(rows))
 
     def add(self, sequence: Sequence) -> None:
-        look_up(sequence, self.kv)
         self._waiting.add(sequence)
 
     @property
@@ -46,9 +45,15 @@ class Scheduler:
         return len(self._running)
 
     def admit(self) -> tuple[Sequence, ...]:
-        """Give rows and blocks to those who can have them; the sequences admitted, whose rows must be opened."""
-        admitted = []
-        for sequence, reservation in self._waiting.take(len(self._free_rows)):
+        """Give rows and blocks to those who can have them; the sequences admitted, whose rows must be opened.
+
+        Nobody comes in while those who hold rows have more to read than a step does: it would not be read any sooner,
+        and the first step would wait until all are in. Later, more of a prompt is found in the cache, too.
+        """
+        if not self._waiting or not self._free_rows:
+            return ()
+        admitted, unread = [], sum(it.prompt_left for it in self._running if not it.scored)
+        for sequence, reservation in self._waiting.take(len(self._free_rows) if unread < self._capacity else 0):
             sequence.row, sequence.reservation = heappop(self._free_rows), reservation
             sequence.leader = None
             sequence.cached = sequence.scheduled = reservation.cached * self.kv.block
@@ -57,6 +62,9 @@ class Scheduler:
             if sequence.scored:
                 self._scoring[sequence] = None
             admitted.append(sequence)
+            unread += 0 if sequence.scored else sequence.prompt_left
+            if unread >= self._capacity:
+                break
         return tuple(admitted)
 
     def plan(self) -> StepPlan | None:

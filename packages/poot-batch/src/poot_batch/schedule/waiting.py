@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from poot_batch.kv import KvSpace, Reservation
+from poot_batch.schedule.reuse import look_up
 from poot_batch.schedule.sequence import Sequence
 
 # Admissions that may pass a sequence which finds no blocks.
@@ -44,6 +45,8 @@ class WaitingLine:
         for sequence in tuple(self._line):
             if sequence.following:
                 continue
+            if sequence.chain is None:
+                look_up(sequence, self._kv)  # once, and while the device has work
             leader = sequence.leader
             if leader is not None and leader.reservation is not None and not leader.finished:
                 self._kv.restore(leader.reservation)
