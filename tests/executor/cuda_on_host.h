@@ -49,7 +49,8 @@ struct alignas(64) BoxMap {
     const unsigned char* base;
     long long rows, columns, pitch, box_rows;  // pitch: bytes from row to row
     long long box_pieces;  // that are copied at once; 0: the map is one of single boxes
-    long long unused[10];
+    long long halves;  // whether a box has rows of both halves in turn
+    long long unused[9];
 };
 static_assert(sizeof(BoxMap) == 128, "as large as CUDA's");
 static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
@@ -879,7 +880,7 @@ template <int COUNT> void come(int barrier) { barrier_arrive(cuda_on_host_barrie
 template <int COUNT> void sync_first() { meet<COUNT>(1); }
 
 __forceinline__ void load_box(void* to_shared, const BoxMap& map, int column, int row, void* barrier) {
-    if (map.box_pieces) on_host::fail("a map of several boxes at once");
+    if (map.box_pieces || map.halves) on_host::fail("a map of several boxes at once");
     const auto rank = static_cast<unsigned>(on_host::now->block - on_host::blocks);
     on_host::start_box(to_shared, map, column, row, on_host::numbers_of(barrier), 1u << rank);
 }
@@ -890,9 +891,23 @@ __forceinline__ void load_boxes(void* to_shared, const BoxMap& map, int row, int
         on_host::start_box(static_cast<unsigned char*>(to_shared) + i * map.box_rows * 128, map,
                            (piece + static_cast<int>(i)) * 64, row, on_host::numbers_of(barrier), 1u << rank);
 }
+__forceinline__ void load_halves(void* to_shared, const BoxMap& map, int column, int line, void* barrier) {
+    const auto rank = static_cast<unsigned>(on_host::now->block - on_host::blocks);
+    if (!map.halves) on_host::fail("a map without halves");
+    if (line % 8) on_host::fail("line %d is no multiple of eight", line);
+    BoxMap eight = map;
+    eight.box_rows = 8;
+    const long long half = map.rows / 2;
+    for (int i = 0; i < map.box_rows / 8; i++) {
+        const long long at = line + i / 2 * 8;
+        on_host::start_box(static_cast<unsigned char*>(to_shared) + i * 1024, eight, column,
+                           static_cast<int>(at < half ? i % 2 * half + at : map.rows), on_host::numbers_of(barrier),
+                           1u << rank);
+    }
+}
 __forceinline__ void load_box_to(void* to_shared, const BoxMap& map, int column, int row, void* barrier,
                                  unsigned short blocks) {
-    if (map.box_pieces) on_host::fail("a map of several boxes at once");
+    if (map.box_pieces || map.halves) on_host::fail("a map of several boxes at once");
     on_host::start_box(to_shared, map, column, row, on_host::numbers_of(barrier), blocks);
 }
 inline int block_of_cluster() { return static_cast<int>(on_host::now->block - on_host::blocks); }

@@ -130,8 +130,8 @@ class _BoxMap(ctypes.Structure):
 
     _fields_ = (
         ("base", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("rows", "columns", "pitch", "box_rows", "box_pieces")),
-        ("unused", ctypes.c_int64 * 10),
+        *((name, ctypes.c_int64) for name in ("rows", "columns", "pitch", "box_rows", "box_pieces", "halves")),
+        ("unused", ctypes.c_int64 * 9),
     )
 
 
@@ -156,8 +156,8 @@ def _value(at: int, letter: str, argument: Argument) -> _Value:
             return ctypes.c_void_p(None)
         case "p", torch.Tensor() if argument.device.type == "cpu":
             return ctypes.c_void_p(argument.data_ptr())
-        case "m", Boxes(tensor=tensor, rows=rows, pieces=pieces) if tensor.device.type == "cpu":
-            return _BoxMap(tensor.data_ptr(), *tensor.shape, tensor.stride(0) * 2, rows, pieces or 0)
+        case "m", Boxes(tensor=tensor, rows=rows, pieces=pieces, halves=halves) if tensor.device.type == "cpu":
+            return _BoxMap(tensor.data_ptr(), *tensor.shape, tensor.stride(0) * 2, rows, pieces or 0, halves)
         case "i", int() if not isinstance(argument, bool):
             if not -(2**31) <= argument < 2**31:
                 raise ValueError(f"argument {at}: {argument} is no int32")

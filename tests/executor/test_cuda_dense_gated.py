@@ -13,6 +13,7 @@ from cuda_host_device import HostDevice
 from cuda_on_host import compiler
 
 from poot_executor.backends.cuda.dense_gated import DenseGatedKernel, GatedProduct, Tiling, tiling
+from poot_executor.backends.cuda.dense_gated_few import FewTiling, few_tiling, gated_few
 from poot_executor.backends.cuda.nvrtc import ProgramError
 from poot_executor.backends.triton.kernels.gated import GatedLinearKernel
 from poot_executor.backends.triton.memory import TorchAllocation
@@ -38,7 +39,7 @@ class Case:
     n: int = 136
     k: int = 72
     activation: Literal["silu", "gelu_tanh"] = "silu"
-    how: Tiling | None = None
+    how: Tiling | FewTiling | None = None
     live: int = 2**30
     index: int = 0
     processors: int = 3
@@ -75,9 +76,13 @@ def check(case: Case, *, backwards: bool = False) -> torch.Tensor:
     it, wanted = product(case)
     device = host(case)
     device.backwards = backwards
-    launch = it.bind(case.index, device, how=case.how)
+    if isinstance(case.how, FewTiling):
+        launch = gated_few((it.x, it.weight, it.out), it.activation, case.index, device, how=case.how)
+    else:
+        launch = it.bind(case.index, device, how=case.how)
     launch()
-    live, touched = min(case.rows, case.live), -(-case.live // TILE) * TILE
+    live = min(case.rows, case.live)
+    touched = live
     found, wanted = it.out[:live].double(), wanted[:live]
     assert bool(torch.isfinite(found).all())
     assert float((found - wanted).norm()) <= TOLERANCE * float(wanted.norm())
@@ -90,7 +95,7 @@ def check(case: Case, *, backwards: bool = False) -> torch.Tensor:
 
 
 # Bands of two tiles, or of two pairs of them, so that a tall product has several.
-LOW_BANDS = {1: Tiling(1, 256), 2: Tiling(2, 512)}
+LOW_BANDS = {1: Tiling(1, band_rows=256), 2: Tiling(2, band_rows=512)}
 
 
 @emulated
@@ -102,6 +107,13 @@ def test_gated_products(activation: Literal["silu", "gelu_tanh"], rows: int, clu
     silu = activation == "silu"
     how = Tiling(cluster) if silu else LOW_BANDS[cluster]
     check(Case(rows, activation=activation, how=how, index=0 if silu else 3))
+
+
+@emulated
+@pytest.mark.parametrize("lines", [96, 112])
+@pytest.mark.parametrize(("rows", "n", "cluster"), [(129, 264, 1), (300, 136, 2), (40, 112, 1)])
+def test_tiles_of_fewer_lines(rows: int, n: int, cluster: int, lines: int) -> None:
+    check(Case(rows, n=n, k=328, how=Tiling(cluster, lines)))
 
 
 CASES = [
@@ -141,11 +153,68 @@ def test_results_do_not_depend_on_who_comes_first(case: Case) -> None:
     assert torch.equal(forward[:live], backward[:live])
 
 
+@emulated
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("rows", [33, 100, 208, 256, 300])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_products_of_few_rows(activation: Literal["silu", "gelu_tanh"], rows: int, cluster: int) -> None:
+    """n and k are no multiples of a tile's, and there are more steps than stages."""
+    silu = activation == "silu"
+    how = replace(few_tiling(rows), cluster=cluster)
+    check(Case(rows, k=72 if silu else 600, activation=activation, how=how, index=0 if silu else 3))
+
+
+@emulated
+@pytest.mark.parametrize("processors", [1, 2, 3, 132])
+@pytest.mark.parametrize("rows", [48, 300])
+def test_blocks_share_the_tiles_of_few_rows(rows: int, processors: int) -> None:
+    check(Case(rows, n=328, k=136, how=few_tiling(rows), processors=processors))
+
+
+@emulated
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("live", [0, 1, 63, 159, 160, 161, 299])
+@pytest.mark.parametrize("how", [FewTiling(160, 2), FewTiling(160, 2, 1)], ids=str)
+def test_of_few_rows_those_that_are_not_live_are_left_alone(how: FewTiling, live: int, backwards: bool) -> None:
+    check(Case(300, how=how, live=live, processors=4), backwards=backwards)
+    check(Case(150, how=few_tiling(150), live=min(live, 150)), backwards=backwards)
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted"),
+    [(33, (48, 1)), (64, (64, 1)), (200, (208, 1)), (256, (256, 1)), (257, (144, 2)), (320, (160, 2)), (512, (256, 2))],
+)
+def test_few_rows_are_cut_into_tiles_of_one_size(rows: int, wanted: tuple[int, int]) -> None:
+    how = few_tiling(rows)
+    assert (how.rows, how.tiles) == wanted
+    # What a block may have on Hopper (CUDA C++ Programming Guide, technical specifications); the kernel needs two.
+    stages = how.stages(227 * 1024)
+    assert stages >= 4
+    assert stages * how.stage + how.staged <= 227 * 1024
+
+
 def test_clusters_are_made_where_no_tile_is_left_over() -> None:
     rows = (33, 128, 129, 256, 257, 384, 385, 2048)
-    assert [tiling(count).cluster for count in rows] == [1, 1, 2, 2, 1, 1, 2, 2]
+    assert [tiling(count, 14336, 132).cluster for count in rows] == [1, 1, 2, 2, 1, 1, 2, 2]
     # What a block may have on Hopper (CUDA C++ Programming Guide, technical specifications).
-    assert tiling(2048).shared <= 227 * 1024
+    assert all(Tiling(1, lines).shared <= 227 * 1024 for lines in (96, 112, 128))
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "lines"),
+    [
+        (128, 14336, 112),  # 128 tiles of 132 that run at once, not 112
+        (256, 14336, 112),
+        (320, 14336, 112),  # 384 tiles, 2.91 turns; 336 would be 2.55
+        (512, 14336, 112),
+        (2048, 14336, 128),  # 15.5 turns of 112 lines are as long as 13.6 of 128, and read more
+        (2048, 1536, 96),  # 128 tiles; 96 of 128 lines
+        (64, 96, 96),
+    ],
+)
+def test_lines_are_as_many_as_fill_all_turns(rows: int, n: int, lines: int) -> None:
+    """On an H200's 132 multiprocessors."""
+    assert tiling(rows, n, 132).lines == lines
 
 
 def site(
@@ -192,7 +261,7 @@ class Timing(HostDevice):
         self.sites: list[Any] = []
 
     def fastest(self, site: object, ways: Mapping[str, Callable[[], object]], lead: Lead = OWN) -> str:
-        assert [*ways] == ["gated product", "torch mm, then gate"]
+        assert [*ways] == ["gated product", "torch mm, then gate", "gated product of few rows"]
         assert lead == OWN
         self.while_timed.append(self.live.clone())
         self.sites.append(site)
@@ -235,11 +304,9 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Called:
 
 
 @emulated
-@pytest.mark.parametrize("choice", ["gated product", "torch mm, then gate"])
-def test_both_ways_are_timed_with_all_rows_and_the_faster_is_bound_to_the_live_ones(
-    called: Called, choice: str
-) -> None:
-    device, out, library = Timing(choice), called.product.out, choice != "gated product"
+@pytest.mark.parametrize("choice", ["gated product", "torch mm, then gate", "gated product of few rows"])
+def test_all_ways_are_timed_with_all_rows_and_the_faster_is_bound_to_the_live_ones(called: Called, choice: str) -> None:
+    device, out, library = Timing(choice), called.product.out, choice == "torch mm, then gate"
     device.live[0] = 100
     kept = device.live
     launch = DenseGatedKernel().call(site((300, 72)), called.operands, device)
@@ -252,7 +319,12 @@ def test_both_ways_are_timed_with_all_rows_and_the_faster_is_bound_to_the_live_o
     assert called.said == [("bound", 2**30), ("run", 2**30), *([("bound", 100)] if library else [])]
     [place] = device.sites
     assert place[:1] == (GatedLinear("silu"),)
-    assert place[1:] == (("bf16", (300, 72), (72, 1)), ("bf16", (300, 136), (136, 1)), tiling(300))
+    assert place[1:] == (
+        ("bf16", (300, 72), (72, 1)),
+        ("bf16", (300, 136), (136, 1)),
+        tiling(300, 136, 3),
+        few_tiling(300),
+    )
     called.said.clear()
     out.fill_(torch.inf)
     launch()

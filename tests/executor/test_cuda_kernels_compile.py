@@ -14,6 +14,7 @@ from poot_executor.backends.cuda import (
     attend_prompt,
     attend_rows,
     dense_gated,
+    dense_gated_few,
     nvrtc,
     packed_dot,
     packed_product,
@@ -35,7 +36,7 @@ except nvrtc.ProgramError as error:
 triton = pytest.importorskip("triton", reason="its tools say what a kernel takes")
 TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 # The sources whose blocks are of two warpgroups that multiply and one that copies.
-THREE_GROUPS = ("attend_prompt.cu", "dense_gated.cu")
+THREE_GROUPS = ("attend_prompt.cu", "dense_gated.cu", "dense_gated_few.cu")
 
 
 def segment(name: str, rows: int = 64, width: int = 4096) -> Segment:
@@ -96,9 +97,12 @@ def attentions_of_rows(heads: int, kv_heads: int, width: int) -> dict[Program, a
 
 def gated_products() -> list[Program]:
     return [
-        dense_gated.program(dense_gated.Tiling(cluster), activation, 0, pdl=True)
-        for cluster in (1, 2)
+        dense_gated.program(dense_gated.Tiling(cluster, lines), activation, 0, pdl=True)
+        for cluster, lines in ((1, 128), (2, 128), (1, 112), (2, 96))
         for activation in ("silu", "gelu_tanh")
+    ] + [
+        dense_gated_few.few_program(how, how.stages(227 * 1024), "silu", 0, pdl=True)
+        for how in map(dense_gated_few.few_tiling, (40, 200, 256, 320))
     ]
 
 

@@ -25,12 +25,14 @@ class Boxes:
     A box lies in shared memory as rows of 128 bytes, in which chunks of 16 bytes have changed places by exclusive or
     with the row modulo 8. What is outside of the matrix is zero. A kernel takes it as `const __grid_constant__ BoxMap`.
     With `pieces` C is a multiple of 64, rows are a multiple of 8, and that many boxes next to each other are copied at
-    once, one after another. Raises GraphError for a matrix that the engine does not take.
+    once, one after another. With `halves` a box has rows of the matrix's upper and lower half, eight of each in
+    turn; R and rows are multiples of 16. Raises GraphError for a matrix that the engine does not take.
     """
 
     tensor: torch.Tensor
     rows: int
     pieces: int | None = None
+    halves: bool = False
 
     def __post_init__(self) -> None:
         tensor = self.tensor
@@ -46,6 +48,8 @@ class Boxes:
         )
         if not wrong and self.pieces is not None:
             wrong = tensor.shape[1] % COLUMNS or self.rows % 8 or not 1 <= self.pieces <= tensor.shape[1] // COLUMNS
+        if not wrong and self.halves:
+            wrong = self.pieces is not None or len(tensor) % 16 or self.rows % 16
         if wrong:
             raise GraphError(f"no boxes of {self.rows} rows are cut from {tuple(tensor.shape)} {tensor.dtype}")
 
@@ -64,6 +68,9 @@ def encode(boxes: Boxes) -> BoxMap:
     pitch, sizes, pitches, box = tensor.stride(0) * 2, [columns, rows], [], [COLUMNS, boxes.rows]
     if boxes.pieces is not None:
         sizes, pitches, box = [COLUMNS, rows, columns // COLUMNS], [COLUMNS * 2], [*box, boxes.pieces]
+    if boxes.halves:
+        half = rows // 2
+        sizes, pitches, box = [columns, 8, 2, half // 8], [half * pitch, 8 * pitch], [COLUMNS, 8, 2, boxes.rows // 16]
     dimensions = len(sizes)
     status = _encoder()(
         ctypes.byref(made), _BFLOAT16, dimensions, ctypes.c_void_p(tensor.data_ptr()),

@@ -1,22 +1,22 @@
 // Gated products of many rows with dense weights on Hopper: x (rows, k) times gate and up (n, k each), one after the other
 // in w, both by columns.
 //
-// A block has tiles of 128 rows of x and 128 of gate and up each. Its two warpgroups have 64 rows each; a third has the
+// A block has tiles of 128 rows of x and LINES of gate and up each. Its two warpgroups have 64 rows each; a third has the
 // copy engine fetch 64 columns at a time. Where CLUSTER is 2, two blocks have different rows of x, and one fetches gate
 // for both, the other up.
 //
-// Macros: GATE (1 SiLU, 2 GELU), CLUSTER (1 or 2), STAGES, BAND (tiles of rows, or of pairs of them), LIVE (which of the
-// live counts bounds rows), PDL.
+// Macros: GATE (1 SiLU, 2 GELU), LINES (96, 112 or 128), CLUSTER (1 or 2), STAGES, BAND (tiles of rows, or of pairs of
+// them), LIVE (which of the live counts bounds rows), PDL.
 #define THREADS 256
 #define COPIERS 128
-constexpr int ROWS = 128, LINES = 128;
+constexpr int ROWS = 128;
 constexpr int X_BYTES = ROWS * 128, HALF_BYTES = LINES * 128, STAGE = X_BYTES + 2 * HALF_BYTES;
 #include "around.cuh"
-#include "slots.cuh"
+#include "cluster.cuh"
 
 // A block is launched with 168 registers a thread, and those that copiers leave go to the others.
 constexpr int COPIER_REGISTERS = 40, REGISTERS = 232;
-constexpr int PITCH = LINES + 8;  // elements of a row of results on its way out: no bank has two of a warp's
+constexpr int PITCH = LINES + 8;  // elements of a row of results on its way out, so that a warp's are in all banks
 
 struct Size {
   int rows, n, k, row_tiles, line_tiles;
@@ -55,13 +55,6 @@ __device__ __forceinline__ void copy_tiles(Slots slots, const BoxMap& x, const B
   }
 }
 
-// A stage may be written over, in all blocks that write to it.
-__device__ __forceinline__ void leave(const Slots& slots) {
-  if (CLUSTER == 1) return slots.leave();
-  __syncwarp();
-  if (threadIdx.x % 32 < CLUSTER) barrier_arrive_in(slots.empty(), threadIdx.x % 32);
-}
-
 // A warpgroup's results to `staged`, then out, a row's columns next to each other.
 __device__ __forceinline__ void finish_tile(unsigned short* staged, const float (&sums)[LINES], unsigned short* out,
                                             const Size& size, int row, int line) {
@@ -79,7 +72,7 @@ __device__ __forceinline__ void finish_tile(unsigned short* staged, const float 
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     const int within = i * 8 + thread / 16, of_x = row + within;
-    if (of_x < size.rows && line + column < size.n)
+    if (of_x < size.rows && column < LINES && line + column < size.n)
       *reinterpret_cast<uint4*>(out + static_cast<long long>(of_x) * size.n + line + column) =
           *reinterpret_cast<const uint4*>(staged + within * PITCH + column);
   }
@@ -121,11 +114,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
   SHARED_BYTES(shared);
   unsigned char* barriers = shared + STAGES * STAGE;
   Slots slots{shared, barriers};
-  if (threadIdx.x == 0) slots.begin(1, THREADS / 32 * CLUSTER);
-  if (CLUSTER > 1)
-    meet_cluster();
-  else
-    __syncthreads();
+  begin_slots(slots);
   if (PDL) {
     depend_wait();
     depend_launch();
@@ -139,7 +128,5 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     more_registers<REGISTERS>();
     multiply_tiles(slots, reinterpret_cast<unsigned short*>(barriers + STAGES * 16), out, size);
   }
-  // No block goes while the other may still arrive at its barriers.
-  __syncwarp();
-  if (CLUSTER > 1) meet_cluster();
+  end_slots();
 }

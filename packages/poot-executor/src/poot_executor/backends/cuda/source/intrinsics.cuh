@@ -273,6 +273,18 @@ __device__ __forceinline__ void load_boxes(void* to_shared, const BoxMap& map, i
       : "memory");
 }
 
+// Copy rows from `line` on, a multiple of eight, of a matrix's upper and lower half, eight of each in turn, as many as the
+// map says.
+__device__ __forceinline__ void load_halves(void* to_shared, const BoxMap& map, int column, int line, void* barrier) {
+  unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
+  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %3, %4}], [%5];" ::"r"(to),
+      "l"(&map), "r"(column), "r"(0), "r"(line / 8), "r"(at)
+      : "memory");
+}
+
 // Arrive; the phase is over only when so many bytes more have come.
 __device__ __forceinline__ void barrier_expect(void* barrier, int bytes) {
   unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
@@ -320,26 +332,41 @@ __device__ __forceinline__ unsigned long long tile_descriptor(const unsigned cha
   return (at & 0x3FFFFu) >> 4 | static_cast<unsigned long long>(stride >> 4) << 16 | 64ull << 32 | 1ull << 62;
 }
 
-// The numbers of c as operands, and their places.
-#define FOUR_OF(c, i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
-#define SIXTEEN_OF(c, i) FOUR_OF(c, i), FOUR_OF(c, i + 4), FOUR_OF(c, i + 8), FOUR_OF(c, i + 12)
-#define OPERANDS_32(c) SIXTEEN_OF(c, 0), SIXTEEN_OF(c, 16)
-#define OPERANDS_64(c) OPERANDS_32(c), SIXTEEN_OF(c, 32), SIXTEEN_OF(c, 48)
-#define OPERANDS_128(c) OPERANDS_64(c), SIXTEEN_OF(c, 64), SIXTEEN_OF(c, 80), SIXTEEN_OF(c, 96), SIXTEEN_OF(c, 112)
-#define PLACES_32 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define PLACES_64 \
-  PLACES_32 ", " \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-
-#define PLACES_128 \
-  PLACES_64 ", " \
-  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
-  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+// The numbers of c as operands, and their places: COUNT of them, by eights.
+#define EIGHT_OF(c, i) \
+  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
+#define OPERANDS_8(c) EIGHT_OF(c, 0)
+#define OPERANDS_16(c) OPERANDS_8(c), EIGHT_OF(c, 8)
+#define OPERANDS_24(c) OPERANDS_16(c), EIGHT_OF(c, 16)
+#define OPERANDS_32(c) OPERANDS_24(c), EIGHT_OF(c, 24)
+#define OPERANDS_40(c) OPERANDS_32(c), EIGHT_OF(c, 32)
+#define OPERANDS_48(c) OPERANDS_40(c), EIGHT_OF(c, 40)
+#define OPERANDS_56(c) OPERANDS_48(c), EIGHT_OF(c, 48)
+#define OPERANDS_64(c) OPERANDS_56(c), EIGHT_OF(c, 56)
+#define OPERANDS_72(c) OPERANDS_64(c), EIGHT_OF(c, 64)
+#define OPERANDS_80(c) OPERANDS_72(c), EIGHT_OF(c, 72)
+#define OPERANDS_88(c) OPERANDS_80(c), EIGHT_OF(c, 80)
+#define OPERANDS_96(c) OPERANDS_88(c), EIGHT_OF(c, 88)
+#define OPERANDS_104(c) OPERANDS_96(c), EIGHT_OF(c, 96)
+#define OPERANDS_112(c) OPERANDS_104(c), EIGHT_OF(c, 104)
+#define OPERANDS_120(c) OPERANDS_112(c), EIGHT_OF(c, 112)
+#define OPERANDS_128(c) OPERANDS_120(c), EIGHT_OF(c, 120)
+#define PLACES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define PLACES_16 PLACES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define PLACES_24 PLACES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define PLACES_32 PLACES_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define PLACES_40 PLACES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define PLACES_48 PLACES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define PLACES_56 PLACES_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define PLACES_64 PLACES_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define PLACES_72 PLACES_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define PLACES_80 PLACES_72 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define PLACES_88 PLACES_80 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define PLACES_96 PLACES_88 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define PLACES_104 PLACES_96 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define PLACES_112 PLACES_104 ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define PLACES_120 PLACES_112 ", %112, %113, %114, %115, %116, %117, %118, %119"
+#define PLACES_128 PLACES_120 ", %120, %121, %122, %123, %124, %125, %126, %127"
 
 #define MULTIPLY_ASYNC(N, COUNT, TURNED, A, B, DESCRIPTOR)                                      \
   asm volatile(                                                                                 \
@@ -359,14 +386,30 @@ __device__ __forceinline__ void multiply_async(float (&c)[64], const unsigned (&
 }
 
 // a is in shared memory too: its tile's rows are 64 rows of a.
-__device__ __forceinline__ void multiply_async(float (&c)[128], const unsigned char* a_tile, const unsigned char* b_tile,
-                                               int slab) {
-  asm volatile(
-      "{.reg .pred add; setp.ne.b32 add, 1, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
-      "{" PLACES_128 "}, %128, %129, add, 1, 1, 0, 0;}"
-      : OPERANDS_128(c)
-      : "l"(tile_descriptor(a_tile, slab * 32, 16)), "l"(tile_descriptor(b_tile, slab * 32, 16)));
-}
+#define MULTIPLY_TILES(N, COUNT, A, B)                                                                                \
+  __device__ __forceinline__ void multiply_async(float (&c)[COUNT], const unsigned char* a_tile,                      \
+                                                 const unsigned char* b_tile, int slab) {                             \
+    asm volatile(                                                                                                     \
+        "{.reg .pred add; setp.ne.b32 add, 1, 0; wgmma.mma_async.sync.aligned.m64n" #N                                \
+        "k16.f32.bf16.bf16 {" PLACES_##COUNT "}, " A ", " B ", add, 1, 1, 0, 0;}"                                     \
+        : OPERANDS_##COUNT(c)                                                                                         \
+        : "l"(tile_descriptor(a_tile, slab * 32, 16)), "l"(tile_descriptor(b_tile, slab * 32, 16)));                  \
+  }
+MULTIPLY_TILES(32, 16, "%16", "%17")
+MULTIPLY_TILES(48, 24, "%24", "%25")
+MULTIPLY_TILES(64, 32, "%32", "%33")
+MULTIPLY_TILES(80, 40, "%40", "%41")
+MULTIPLY_TILES(96, 48, "%48", "%49")
+MULTIPLY_TILES(112, 56, "%56", "%57")
+MULTIPLY_TILES(128, 64, "%64", "%65")
+MULTIPLY_TILES(144, 72, "%72", "%73")
+MULTIPLY_TILES(160, 80, "%80", "%81")
+MULTIPLY_TILES(176, 88, "%88", "%89")
+MULTIPLY_TILES(192, 96, "%96", "%97")
+MULTIPLY_TILES(208, 104, "%104", "%105")
+MULTIPLY_TILES(224, 112, "%112", "%113")
+MULTIPLY_TILES(240, 120, "%120", "%121")
+MULTIPLY_TILES(256, 128, "%128", "%129")
 
 __device__ __forceinline__ void multiply_async_rows(float (&c)[32], const unsigned (&a)[4], const unsigned char* tile,
                                                     int slab, int stride) {
