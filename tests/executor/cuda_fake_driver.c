@@ -18,7 +18,7 @@ int status, refuses, clusters;
 config got; attribute first; void *function; word pointers[3], map[16]; int count; float factor;
 /* The latest question about clusters, and the latest map. */
 config asked; attribute of_cluster; void *asked_of;
-int kind, rank, layout[4]; void *address; word sizes[3], strides[2]; unsigned box[3], steps[3];
+int kind, rank, layout[4]; void *address; word sizes[4], strides[3]; unsigned box[4], steps[4];
 int allowed, loads, contexts, launches, questions;
 
 int cuDeviceGet(int *device, int index) { *device = index; return 0; }
@@ -57,13 +57,13 @@ int cuTensorMapEncodeTiled(word *made, int type, unsigned dimensions, void *at, 
                            int interleave, int swizzle, int promotion, int fill) {
     if (refuses) return refuses;
     if ((unsigned long long)made % 64) return 1;
-    if (dimensions != 2 && dimensions != 3) return 1;
+    if (dimensions < 2 || dimensions > 4) return 1;
     kind = type; rank = (int)dimensions; address = at;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         const int there = i < rank;
         sizes[i] = there ? given_sizes[i] : 0; box[i] = there ? given_box[i] : 0; steps[i] = there ? given_steps[i] : 0;
     }
-    for (int i = 0; i < 2; i++) strides[i] = i < rank - 1 ? given_strides[i] : 0;
+    for (int i = 0; i < 3; i++) strides[i] = i < rank - 1 ? given_strides[i] : 0;
     layout[0] = interleave; layout[1] = swizzle; layout[2] = promotion; layout[3] = fill;
     for (int i = 0; i < 16; i++) made[i] = 0x0101010101010101ull * (unsigned)(i + 1);
     return 0;

@@ -63,3 +63,19 @@ def test_boxes_next_to_each_other_are_whole(columns: int, rows: int, pieces: int
 def test_as_many_boxes_are_copied_at_once_as_there_are(pieces: int) -> None:
     assert Boxes(numbers(16, 320)[3:5, 64:256], 16, pieces).pieces == pieces
     assert Boxes(numbers(16, 192), 16).pieces is None
+
+
+@pytest.mark.parametrize(
+    ("tensor", "rows", "pieces"),
+    [
+        (numbers(24, 64), 16, None),  # halves of 12 rows
+        (numbers(32, 64), 8, None),  # no eight of each
+        (numbers(32, 64), 24, None),
+        (numbers(32, 64), 272, None),
+        (numbers(32, 64), 16, 1),
+    ],
+)
+def test_boxes_of_halves_have_whole_eights_of_both(tensor: torch.Tensor, rows: int, pieces: int | None) -> None:
+    with pytest.raises(GraphError, match=f"no boxes of {rows} rows"):
+        Boxes(tensor, rows, pieces, halves=True)
+    assert Boxes(numbers(48, 72)[:32, 8:], 128, halves=True).halves

@@ -209,8 +209,8 @@ def matrix() -> torch.Tensor:
 
 def encoded(fake: ctypes.CDLL) -> tuple[list[int], ...]:
     """Sizes, bytes from one to the next of each dimension but the first, the box, and steps; what is not there is 0."""
-    words = {"sizes": ctypes.c_ulonglong * 3, "strides": ctypes.c_ulonglong * 2}
-    words |= {"box": ctypes.c_uint * 3, "steps": ctypes.c_uint * 3}
+    words = {"sizes": ctypes.c_ulonglong * 4, "strides": ctypes.c_ulonglong * 3}
+    words |= {"box": ctypes.c_uint * 4, "steps": ctypes.c_uint * 4}
     return tuple(list(kind.in_dll(fake, name)) for name, kind in words.items())
 
 
@@ -223,7 +223,7 @@ def test_a_kernel_gets_the_map_that_the_driver_made_of_boxes(fake: ctypes.CDLL) 
     assert (read(fake, "kind"), read(fake, "rank")) == (9, 2)
     assert list((ctypes.c_int * 4).in_dll(fake, "layout")) == [0, 3, 3, 0]
     assert ctypes.c_void_p.in_dll(fake, "address").value == address
-    assert encoded(fake) == ([72, 21, 0], [96 * 2, 0], [64, 200, 0], [1, 1, 0])
+    assert encoded(fake) == ([72, 21, 0, 0], [96 * 2, 0, 0], [64, 200, 0, 0], [1, 1, 0, 0])
     del source
     gc.collect()
     assert seen() is not None  # by the launch
@@ -241,7 +241,18 @@ def test_boxes_next_to_each_other_are_a_third_dimension(fake: ctypes.CDLL, rows:
     assert (read(fake, "kind"), read(fake, "rank")) == (9, 3)
     assert list((ctypes.c_int * 4).in_dll(fake, "layout")) == [0, 3, 3, 0]
     assert ctypes.c_void_p.in_dll(fake, "address").value == source.data_ptr()
-    assert encoded(fake) == ([64, 21, 3], [320 * 2, 128], [64, rows, pieces], [1, 1, 1])
+    assert encoded(fake) == ([64, 21, 3, 0], [320 * 2, 128, 0], [64, rows, pieces, 0], [1, 1, 1, 0])
+
+
+def test_eights_of_both_halves_are_dimensions(fake: ctypes.CDLL) -> None:
+    """Columns, a row of eight, the upper or the lower half, and the next eight rows."""
+    source = torch.zeros(49, 96, dtype=torch.bfloat16).as_subclass(OnGpu)[1:, 8:80]
+    driver.load(b"cubin", "boxed").bind((1, 1, 1), 32, 0, (Boxes(source, 128, halves=True), 11), pdl=False)
+    assert (read(fake, "kind"), read(fake, "rank")) == (9, 4)
+    assert list((ctypes.c_int * 4).in_dll(fake, "layout")) == [0, 3, 3, 0]
+    assert ctypes.c_void_p.in_dll(fake, "address").value == source.data_ptr()
+    row = 96 * 2
+    assert encoded(fake) == ([72, 8, 2, 3], [row, 24 * row, 8 * row], [64, 8, 2, 8], [1, 1, 1, 1])
 
 
 def test_boxes_are_for_a_kernel_that_takes_them(fake: ctypes.CDLL) -> None:

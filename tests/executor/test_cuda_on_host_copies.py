@@ -101,6 +101,37 @@ def test_boxes_next_to_each_other_come_one_after_another(rows: int, pieces: int,
     assert set(untouched.flatten().tolist()) == {POISON}
 
 
+HALVES = """
+  unsigned char* barrier = shared + 5120;
+  if (i == 0) barrier_init(barrier, 1), load_halves(shared + 1024, map, column, line, barrier);
+  if (i == 0) barrier_expect(barrier, 32 * 128);
+  __syncthreads();
+  barrier_wait(barrier, 0);
+  for (int at = i; at < 1280; at += 32) out[at] = reinterpret_cast<unsigned*>(shared)[at];
+"""
+
+
+@pytest.mark.parametrize(("column", "line"), [(0, 0), (64, 8), (8, 16), (0, 24), (0, 32)])
+def test_eights_of_both_halves_take_turns(column: int, line: int) -> None:
+    """Of 48 rows 24 are a half; what is beyond it is zero, and not the other's."""
+    source, out = numbers(50, 88)[1:49, 8:80], torch.zeros(40, 64).bfloat16()
+    of = kernel(f"{MAP} map, unsigned* out, int column, int line", HALVES)
+    of.launch((1, 1, 1), 32, 5128, (Boxes(source, 32, halves=True), out, column, line))
+    for eight in range(4):
+        half, first = eight % 2, line + eight // 2 * 8
+        wanted = in_shared_memory(source, column, half * 24 + first if first < 24 else 48, 8)
+        assert out[8 + 8 * eight : 16 + 8 * eight].tolist() == wanted
+
+
+def test_halves_are_for_maps_of_halves_and_begin_with_an_eight() -> None:
+    of = kernel(f"{MAP} map, unsigned* out, int column, int line", HALVES)
+    out = torch.zeros(40, 64).bfloat16()
+    with pytest.raises(host.KernelFault, match="a map without halves"):
+        of.launch((1, 1, 1), 32, 5128, (Boxes(numbers(48, 72), 32), out, 0, 0))
+    with pytest.raises(host.KernelFault, match="line 4 is no multiple of eight"):
+        of.launch((1, 1, 1), 32, 5128, (Boxes(numbers(48, 72), 32, halves=True), out, 0, 4))
+
+
 MULTICAST = """
   unsigned char* barrier = shared + 4096;
   if (i == 0) barrier_init(barrier, 1);
