@@ -47,13 +47,11 @@ class Scheduler:
     def admit(self) -> tuple[Sequence, ...]:
         """Give rows and blocks to those who can have them; the sequences admitted, whose rows must be opened.
 
-        Nobody comes in while those who hold rows have more to read than a step does: it would not be read any sooner,
-        and the first step would wait until all are in. Later, more of a prompt is found in the cache, too.
+        At once no more come in than a step reads: the others would not be read any sooner, and the step would wait
+        until all are in. Later, more of a prompt is found in the cache, too.
         """
-        if not self._waiting or not self._free_rows:
-            return ()
-        admitted, unread = [], sum(it.prompt_left for it in self._running if not it.scored)
-        for sequence, reservation in self._waiting.take(len(self._free_rows) if unread < self._capacity else 0):
+        admitted, unread = [], 0
+        for sequence, reservation in self._waiting.take(len(self._free_rows)):
             sequence.row, sequence.reservation = heappop(self._free_rows), reservation
             sequence.leader = None
             sequence.cached = sequence.scheduled = reservation.cached * self.kv.block

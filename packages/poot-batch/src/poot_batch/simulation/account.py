@@ -41,13 +41,12 @@ class Account:
         self.holders.pop(life, None)
         self.doubted = self.doubted or (life.finish == "error" and life.spoilt_at is not None)
 
-    def first_in_line(self, unread: int) -> Life | None:
-        """Who must be admitted by the next step: the first to have come, when a row and enough blocks are there, and
-        holders have fewer tokens `unread` than a step reads.
+    def first_in_line(self) -> Life | None:
+        """Who must be admitted by the next step: the first to have come, when a row and enough blocks are there.
 
         A fork whose leader is being read waits for it, so it is passed over.
         """
-        if len(self.holders) == self.shape.rows or unread >= self.shape.capacity:
+        if len(self.holders) == self.shape.rows:
             return None
         for life in self.waiting.values():
             if not self._follows(life):

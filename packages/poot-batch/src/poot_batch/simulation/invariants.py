@@ -95,7 +95,7 @@ def nobody_is_forgotten(world: World) -> None:
         _demand(life.paused, "nobody_is_forgotten", f"request {life.request.id} may run and the engine is idle")
     if world.refused:
         return
-    able = world.account.first_in_line(world.unread)
+    able = world.account.first_in_line()
     what = "nobody" if able is None else f"request {able.request.id}"
     _demand(able is None, "nobody_is_forgotten", f"{what} could be admitted and the engine is idle")
 

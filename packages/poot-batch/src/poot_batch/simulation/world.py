@@ -18,7 +18,6 @@ from poot_batch.simulation import view
 from poot_batch.simulation.account import Account
 from poot_batch.simulation.device import FakeDevice, Shape
 from poot_batch.simulation.invariants import check, check_end
-from poot_batch.simulation.life import Life
 from poot_batch.simulation.model import ENDS, VOCABULARY, LetterTokenizer
 from poot_batch.simulation.traffic import Traffic, draw_rates, draw_shape
 from poot_executor.errors import DeviceError
@@ -82,12 +81,6 @@ class World:
                     raise InvariantError(f"requests {[*self.account.waiting]} wait, and others run, for ever")
                 self._act()
         check_end(self)
-
-    @property
-    def unread(self) -> int:
-        """Prompt tokens of those who hold rows that no step was given yet."""
-        rows = self.device.rows
-        return sum(_unread(life, rows[life.row].length) for life in self.account.holders if life.row is not None)
 
     @property
     def _open(self) -> bool:
@@ -189,16 +182,15 @@ class World:
     def _step(self) -> None:
         self.now += 0.001
         self.refused = self.faulted = self.opening = False
-        unread, opened, findable = self.unread, len(self.device.opened), self._findable()
-        able = self.account.first_in_line(unread)
+        able, opened, findable = self.account.first_in_line(), len(self.device.opened), self._findable()
         try:
             outputs = self.engine.step()
         except EngineFaultError as error:
-            self._admitted(opened, findable, unread)
+            self._admitted(opened, findable)
             self._demand_cause(error)
             self._abandon(error)
         else:
-            self._admitted(opened, findable, unread)
+            self._admitted(opened, findable)
             for output in outputs:
                 if output.error_code == "engine_fault":
                     self._demand_cause(output.error_message)
@@ -209,13 +201,15 @@ class World:
                 raise InvariantError("a row survived the fault of a step")
         check(self)
 
-    def _admitted(self, since: int, findable: set[int] | None, unread: int) -> None:
+    def _admitted(self, since: int, findable: set[int] | None) -> None:
+        unread = 0
         for n, sequence in enumerate(self.device.opened[since:]):
             if unread >= self.shape.capacity:
-                raise InvariantError(f"request {sequence.request.id} was admitted beside {unread} tokens unread")
+                raise InvariantError(f"request {sequence.request.id} came in beside others of {unread} tokens")
             # Room for the first may have been made at the cost of what the next would have found.
             life = self.account.admit(sequence, findable if n == 0 else None)
-            unread += _unread(life, life.cached)
+            if life.request.prompt_logprobs is None:
+                unread += len(life.request.prompt) - life.cached
             self._say(f"  {life.request.id} opens row {life.row}, {life.cached} cached; {sequence.cache_miss}")
 
     def _findable(self) -> set[int] | None:
@@ -253,11 +247,6 @@ class World:
     def _say(self, what: str) -> None:
         if self._trace is not None:
             self._trace(f"{self.turn:5} {self.now:8.3f}  {what}")
-
-
-def _unread(life: Life, length: int) -> int:
-    """Of a row of this length; a prompt that is scored is read in steps of its own."""
-    return max(0, len(life.request.prompt) - length) if life.request.prompt_logprobs is None else 0
 
 
 def _sent_request(request: GenerateRequest) -> GenerateRequest:
