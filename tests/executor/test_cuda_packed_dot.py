@@ -15,9 +15,9 @@ from cuda_host_device import HostDevice
 from cuda_on_host import compiler
 from cuda_products import Case, check_residual, surround
 
-from poot_executor.backends.cuda.packed_dot import MOST_ROWS, Tiling, most_rows, packed_dot, tiling
+from poot_executor.backends.cuda.packed_dot import MOST_ROWS, Tiling, faster_rows, most_rows, packed_dot, tiling
 from poot_executor.backends.triton.kernels.products import Around
-from poot_executor.backends.triton.packed import LAYOUTS
+from poot_executor.backends.triton.packed import LAYOUTS, empty_segment
 from poot_executor.encodings import Ggml
 from poot_executor.encodings.dequantise import dequantise
 from poot_executor.kernels import WeightForm
@@ -165,6 +165,11 @@ def test_blocks_fit(k: int, shared: int) -> None:
                 assert how.threads <= 1024
     assert most_rows(4096, LAYOUTS["Q4_K"], shared) == MOST_ROWS
     assert most_rows(10**6, LAYOUTS["Q4_K"], shared) == 0
+
+
+@pytest.mark.parametrize(("k", "rows"), [(576, 0), (1536, 0), (2048, 2), (14336, 2), (10**6, 0)])
+def test_rows_of_small_models_are_not_rounded(k: int, rows: int) -> None:
+    assert faster_rows(empty_segment(LAYOUTS["Q8_0"], 0, 64, k, "meta"), 227 * 1024) == rows
 
 
 def test_other_x_is_refused() -> None:

@@ -97,8 +97,7 @@ class CudaDevice(GraphDevice):
     ) -> Callable[[], object] | None:
         if not packed_product.accepts(x, segment) or self._compilers is None:
             return None
-        rows = min(packed_dot.FASTER_ROWS, packed_dot.most_rows(segment.width, segment.layout, self.shared))
-        if len(x) <= rows:
+        if len(x) <= packed_dot.faster_rows(segment, self.shared):
             return packed_dot.packed_dot(x, segment, around, self)
         return packed_product.packed_product(x, segment, around, parts, self)
 
