@@ -2,7 +2,7 @@
 """Set up, check, test and serve this workspace with nothing but Python and git.
 
     python3 dev.py serve [ARGS]     set everything up, then run poot-serve with ARGS
-    python3 dev.py test [ARGS]      set everything up, then run pytest with ARGS
+    python3 dev.py test [ARGS]      set everything up, then run pytest with ARGS, or all tests
     python3 dev.py check            formatting, lint, types, import contracts, lock
     python3 dev.py fmt [PATH ...]   format and fix what can be fixed
     python3 dev.py bench NAME ...   run benchmarks/NAME.py with the rest as its arguments
@@ -144,7 +144,7 @@ def serve(arguments: list[str]) -> int:
 def test(arguments: list[str]) -> int:
     sync(["--quiet"])
     os.chdir(ROOT)
-    return become(script("python"), "-m", "pytest", *arguments)
+    return become(script("python"), *(("-m", "pytest", *arguments) if arguments else ("tests/whole.py",)))
 
 
 def lowest(arguments: list[str]) -> int:
