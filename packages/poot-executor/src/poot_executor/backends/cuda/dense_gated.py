@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 # For Hopper, to be preferred to all others.
 DENSE_KERNELS = KernelTable("ptx")
 
-FEW_NAME = "gated product of few rows"
+_FEW_NAME = "gated product of few rows"
 _TILE = 128  # rows of x
 _LINES = 128, 112, 96  # of gate and up each in a tile
 _FINISH = 4  # lines whose products take as long as writing a tile's results does, about
@@ -136,7 +136,7 @@ class DenseGatedKernel(GatedLinearKernel):
         rows, n = site.inputs[0].shape[0], site.outputs[0].shape[1]
         how: tuple[object, ...] = (tiling(rows, n, device.processors),)
         if rows <= MOST_OF_FEW:
-            ways |= {FEW_NAME: self.few}
+            ways |= {_FEW_NAME: self.few}
             how = (*how, few_tiling(rows))
         device.live = torch.full_like(live, UNBOUNDED)  # while they are timed
         try:

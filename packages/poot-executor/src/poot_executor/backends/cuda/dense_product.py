@@ -2,6 +2,8 @@
 
 torch takes the library's first guess. Its other algorithms were up to 14 % faster on an H200 (256 rows of an 8B
 decoder). Products of a thousand rows and more are bound by its power, and whole prompts took no less time by others.
+Nor did they where the library adds the residual, and the norm after it reads half as much: of 2,048 rows that took
+2 us of 116 from a product of 4,096 columns, and 1 of 367 from one of 14,336.
 """
 
 from __future__ import annotations
