@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from poot_batch.kv import KvSpace
 from poot_batch.request import GenerateRequest
 from poot_batch.schedule import PromptBudget, Scheduler, Sequence
+from poot_batch.schedule.scheduler import AT_ONCE
 from poot_batch.schedule.waiting import OVERTAKEN
 
 Make = Callable[..., GenerateRequest]
@@ -47,7 +48,7 @@ def names(sequences: object) -> list[int]:
 
 
 def test_a_later_one_that_fits_may_pass_one_that_does_not() -> None:
-    scheduler = scheduler_of(blocks=25, capacity=64)
+    scheduler = scheduler_of(blocks=25)
     first, large, small = sequence_of(1, 40, 8), sequence_of(2, 60, 20), sequence_of(3, 3, 5)
     for sequence in (first, large, small):
         scheduler.add(sequence)
@@ -60,7 +61,7 @@ def test_a_later_one_that_fits_may_pass_one_that_does_not() -> None:
 
 def test_nobody_passes_one_that_was_passed_often_enough() -> None:
     # The first holds 12 of 25 blocks, and the second wants 20.
-    scheduler = scheduler_of(blocks=25, rows=4, capacity=64)
+    scheduler = scheduler_of(blocks=25, rows=4)
     running, large = sequence_of(0, 40, 8), sequence_of(1, 60, 20)
     scheduler.add(running)
     scheduler.add(large)
@@ -81,26 +82,34 @@ def test_nobody_passes_one_that_was_passed_often_enough() -> None:
     assert names(scheduler.admit()) == [1, 66, 67]
 
 
-def test_at_once_no_more_come_in_than_a_step_reads() -> None:
-    """Prompts of 10 tokens, 16 a step: two, and then two more, though none was read; scored ones do not count."""
-    scheduler = scheduler_of(rows=8, capacity=16)
-    scored = sequence_of(9, 40, scored=0)
-    for sequence in (scored, *(sequence_of(name, 10) for name in range(6))):
-        scheduler.add(sequence)
-    assert names(scheduler.admit()) == [9, 0, 1]
-    assert names(scheduler.admit()) == [2, 3]
-    assert (scheduler.running, scheduler.waiting) == (5, 2)
+def test_a_crowd_comes_in_over_some_turns() -> None:
+    """Whether or not anything was read meanwhile."""
+    count = 2 * AT_ONCE + 3
+    scheduler = scheduler_of(rows=count, blocks=count * 12, capacity=64)
+    for name in range(count):
+        scheduler.add(sequence_of(name, 40))
+    assert [len(scheduler.admit()) for _ in range(4)] == [AT_ONCE, AT_ONCE, 3, 0]
+    assert (scheduler.running, scheduler.waiting) == (count, 0)
+
+
+def test_a_crowd_whose_prompts_fit_into_a_step_comes_in_at_once() -> None:
+    count = 2 * AT_ONCE + 3
+    scheduler = scheduler_of(rows=count, blocks=count * 12, capacity=3 * count)
+    for name in range(count):
+        scheduler.add(sequence_of(name, 3))
+    assert len(scheduler.admit()) == count
 
 
 def test_what_others_have_read_meanwhile_is_found() -> None:
-    scheduler = scheduler_of(capacity=16)
+    """A prompt is looked up when its row is given to it, not when it comes."""
+    scheduler = scheduler_of(rows=1)
     first, second = sequence_of(1, 17), sequence_of(2, 17)
     scheduler.add(first)
     scheduler.add(second)
     assert names(scheduler.admit()) == [1]
-    assert scheduler.plan() is not None
     assert first.reservation is not None
     scheduler.kv.publish(first.reservation, first.tokens, 16)
+    scheduler.finish(first)
     assert names(scheduler.admit()) == [2]
     assert second.cached == 16
 

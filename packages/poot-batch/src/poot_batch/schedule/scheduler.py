@@ -11,6 +11,9 @@ from poot_batch.schedule.reuse import miss
 from poot_batch.schedule.sequence import Sequence
 from poot_batch.schedule.waiting import WaitingLine
 
+# Admissions of one turn, of prompts that fill a step. Not so few that somebody waits long for a row that is free.
+AT_ONCE = 16
+
 
 class Scheduler:
     """A sequence gets a row and the blocks of all it may ever need when it is admitted, so none is preempted or
@@ -47,8 +50,8 @@ class Scheduler:
     def admit(self) -> tuple[Sequence, ...]:
         """Give rows and blocks to those who can have them; the sequences admitted, whose rows must be opened.
 
-        At once no more come in than a step reads: the others would not be read any sooner, and the step would wait
-        until all are in. Later, more of a prompt is found in the cache, too.
+        The step waits until all are in: once they have as much to read as it takes, no more than AT_ONCE come with it,
+        and the others follow while it runs.
         """
         admitted, unread = [], 0
         for sequence, reservation in self._waiting.take(len(self._free_rows)):
@@ -60,8 +63,8 @@ class Scheduler:
             if sequence.scored:
                 self._scoring[sequence] = None
             admitted.append(sequence)
-            unread += 0 if sequence.scored else sequence.prompt_left
-            if unread >= self._capacity:
+            unread += sequence.prompt_left
+            if unread >= self._capacity and len(admitted) >= AT_ONCE:
                 break
         return tuple(admitted)
 

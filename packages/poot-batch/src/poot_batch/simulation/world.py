@@ -202,14 +202,9 @@ class World:
         check(self)
 
     def _admitted(self, since: int, findable: set[int] | None) -> None:
-        unread = 0
         for n, sequence in enumerate(self.device.opened[since:]):
-            if unread >= self.shape.capacity:
-                raise InvariantError(f"request {sequence.request.id} came in beside others of {unread} tokens")
             # Room for the first may have been made at the cost of what the next would have found.
             life = self.account.admit(sequence, findable if n == 0 else None)
-            if life.request.prompt_logprobs is None:
-                unread += len(life.request.prompt) - life.cached
             self._say(f"  {life.request.id} opens row {life.row}, {life.cached} cached; {sequence.cache_miss}")
 
     def _findable(self) -> set[int] | None:
