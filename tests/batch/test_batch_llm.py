@@ -349,6 +349,9 @@ def test_threads_share_one_llm(llm: LLM, alone: list[Completion]) -> None:
         ([[1], []], {}, {}, RequestError),
         ([1.5], {}, {}, RequestError),
         ([["a"]], {}, {}, RequestError),
+        (b"a", {}, {}, RequestError),
+        (["x", b"a"], {}, {}, RequestError),
+        ([True], {}, {}, RequestError),
         ("x", {"temperature": "hot"}, {}, RequestError),
         ("x", {"temperature": 9.0}, {}, RequestError),
         ("x", {"logit_bias": {5: 1.0}}, {}, RequestError),
@@ -398,6 +401,27 @@ def test_what_is_no_conversation_is_refused(llm: LLM, messages: object, told: st
         with pytest.raises(RequestError, match=told) as raised:
             call(messages)
         assert raised.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ([], "prompt 2: "),
+        ([10**6], "prompt 2: "),
+        ([1] * 100_000, "prompt 2: "),
+        (b"a", "prompt 2: a prompt is text or a sequence of token ids: bytes must be decoded first"),
+        ([1, True], "prompt 2: a prompt is text or a sequence of token ids: a bool is no token id"),
+        (1.5, "prompt 2: a prompt is text or a sequence of token ids: "),
+    ],
+)
+def test_which_of_several_prompts_is_wrong(llm: LLM, wrong: object, told: str) -> None:
+    with pytest.raises(RequestError) as alone:
+        llm.generate([wrong], max_tokens=5)
+    with pytest.raises(RequestError) as raised:
+        llm.generate(["x", [1, 2], wrong, "y"], max_tokens=5)
+    assert str(raised.value).startswith(told)
+    assert str(raised.value) == f"prompt 2: {alone.value}"
+    assert (type(raised.value), raised.value.param) == (type(alone.value), alone.value.param)
 
 
 @pytest.mark.parametrize("prompts", [None, 5, [None], [1.5]])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
 
@@ -14,7 +16,7 @@ Message = Mapping[str, Any]
 
 def prompt_list(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several as a list: a sequence of whole numbers is one. Raises RequestError for what is neither."""
-    if isinstance(given, str):
+    if isinstance(given, str | bytes | bytearray):
         return [given]
     try:
         items: list[Any] = list(given)
@@ -23,6 +25,29 @@ def prompt_list(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if items and all(isinstance(item, Integral) for item in items):
         return [items]
     return items
+
+
+def token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
+    """Raises RequestError for what is no sequence of whole numbers: bytes are text that was not decoded."""
+    try:
+        if isinstance(prompt, bytes | bytearray):
+            raise TypeError(f"{type(prompt).__name__} must be decoded first")
+        if any(isinstance(token, bool) for token in prompt):
+            raise TypeError("a bool is no token id")
+        return tuple(operator.index(token) for token in prompt)
+    except TypeError as error:
+        raise RequestError(f"a prompt is text or a sequence of token ids: {error}", param="prompt") from error
+
+
+@contextmanager
+def of_several(at: int, count: int) -> Iterator[None]:
+    """A RequestError says which of several prompts it is about, counted from 0."""
+    try:
+        yield
+    except RequestError as error:
+        if count == 1:
+            raise
+        raise type(error)(f"prompt {at}: {error}", param=error.param) from error
 
 
 def message_list(given: Sequence[Message]) -> list[dict[str, Any]]:

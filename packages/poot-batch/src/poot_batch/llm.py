@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import operator
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import msgspec
 
 from poot_batch.build import Progress
 from poot_batch.errors import EngineDeadError, EngineFaultError, NonFiniteLogitsError, RequestError
-from poot_batch.inputs import Message, Prompt, guarded, message_list, prompt_list
+from poot_batch.inputs import Message, Prompt, guarded, message_list, of_several, prompt_list, token_ids
 from poot_batch.request import (
     EngineConfig,
     EngineInfo,
@@ -25,6 +24,7 @@ from poot_batch.request import (
     Output,
     SamplingParams,
     TokenLogprob,
+    validate,
 )
 from poot_batch.thread import Box, EngineThread
 from poot_models.text import ChatTemplate, Detokenizer, TextModel
@@ -126,12 +126,15 @@ class LLM:
         """Complete one prompt or several (text, or token ids), in the order given, batched.
 
         `options` are fields of GenerateRequest: max_tokens, min_tokens, stop, stop_token_ids, include_stop,
-        ignore_eos, prompt_logprobs, cache_salt. Raises RequestError (nothing is run then), EngineFaultError when the
-        engine fails on a prompt.
+        ignore_eos, prompt_logprobs, cache_salt. Raises RequestError, which says of which prompt it is (nothing is run
+        then), EngineFaultError when the engine fails on a prompt.
         """
-        return self._complete(
-            [self._request(self._encode(prompt), sampling, options, continues=True) for prompt in prompt_list(prompts)]
-        )
+        given, requests = prompt_list(prompts), []
+        for at, prompt in enumerate(given):
+            with of_several(at, len(given)):
+                requests.append(self._request(self._encode(prompt), sampling, options, continues=True))
+                validate(requests[-1], self.info)
+        return self._complete(requests)
 
     def score(self, prompts: Prompt | Sequence[Prompt], *, top: int = 0) -> list[list[TokenLogprob]]:
         """How likely the model finds each prompt: log-probabilities of all its tokens but the first, given those
@@ -171,10 +174,7 @@ class LLM:
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
             return tuple(self.text.tokenizer.encode(prompt))
-        try:
-            return tuple(operator.index(token) for token in prompt)
-        except TypeError as error:
-            raise RequestError(f"a prompt is text or a sequence of token ids: {error}", param="prompt") from error
+        return token_ids(prompt)
 
     def _render(self, messages: Sequence[Message]) -> tuple[int, ...]:
         if self._template is None:
