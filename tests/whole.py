@@ -16,7 +16,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
 PYTEST = (sys.executable, "-m", "pytest")
-FIRST = ("tests/executor", "tests/models")
+FIRST = ("tests/executor", "tests/batch")
 OTHERS = ("tests", *(f"--ignore={folder}" for folder in FIRST))
 
 
