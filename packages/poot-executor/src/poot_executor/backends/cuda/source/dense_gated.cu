@@ -85,25 +85,7 @@ __device__ __forceinline__ void multiply_tiles(Slots slots, unsigned short* room
     const Tile tile = tile_of(index, size);
     const int row = tile.row + group * 64;
     float sums[LINES];
-#pragma unroll
-    for (int i = 0; i < LINES; i++) sums[i] = 0.f;
-    Slots before = slots;
-    for (int at = 0; at < size.k; at += 64) {
-      slots.wait_full();
-      multiply_fence();
-      const unsigned char* stage = slots.stage();
-#pragma unroll
-      for (int slab = 0; slab < 4; slab++) multiply_async(sums, stage + group * 64 * 128, stage + X_BYTES, slab);
-      multiply_commit();
-      if (at) {
-        multiply_wait<1>();
-        leave(before);
-      }
-      before = slots;
-      slots.next();
-    }
-    multiply_wait<0>(sums);
-    leave(before);
+    multiply_stages(slots, sums, group * 64 * 128, X_BYTES, size.k);
     finish_tile(staged, sums, out, size, row, tile.line);
   }
 }

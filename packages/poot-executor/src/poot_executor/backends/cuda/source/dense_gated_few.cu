@@ -116,25 +116,7 @@ __device__ __forceinline__ void multiply_tiles(Slots slots, unsigned short* room
   for (Tiles tiles(n, live); tiles.index < tiles.count; tiles.next()) {
     const Tile tile = tile_of(tiles.index);
     float sums[ROWS / 2];
-#pragma unroll
-    for (int i = 0; i < ROWS / 2; i++) sums[i] = 0.f;
-    Slots before = slots;
-    for (int at = 0; at < k; at += 64) {
-      slots.wait_full();
-      multiply_fence();
-      const unsigned char* stage = slots.stage();
-#pragma unroll
-      for (int slab = 0; slab < 4; slab++) multiply_async(sums, stage + group * LINES * 128, stage + W_BYTES, slab);
-      multiply_commit();
-      if (at) {
-        multiply_wait<1>();
-        leave(before);
-      }
-      before = slots;
-      slots.next();
-    }
-    multiply_wait<0>(sums);
-    leave(before);
+    multiply_stages(slots, sums, group * LINES * 128, W_BYTES, k);
     finish_tile(staged, sums, out, live, n, tile.row, tile.line + group * (LINES / 2));
   }
 }
