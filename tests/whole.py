@@ -16,7 +16,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
 PYTEST = (sys.executable, "-m", "pytest")
-FIRST = ("tests/executor", "tests/batch")
+FIRST = ("tests/executor",)
 OTHERS = ("tests", *(f"--ignore={folder}" for folder in FIRST))
 
 
