@@ -24,7 +24,6 @@ from poot_batch.request import (
     Output,
     SamplingParams,
     TokenLogprob,
-    validate,
 )
 from poot_batch.thread import Box, EngineThread
 from poot_models.text import ChatTemplate, Detokenizer, TextModel
@@ -133,7 +132,6 @@ class LLM:
         for at, prompt in enumerate(given):
             with of_several(at, len(given)):
                 requests.append(self._request(self._encode(prompt), sampling, options, continues=True))
-                validate(requests[-1], self.info)
         return self._complete(requests)
 
     def score(self, prompts: Prompt | Sequence[Prompt], *, top: int = 0) -> list[list[TokenLogprob]]:

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from poot_batch.build import Progress, build_engine
 from poot_batch.engine import Engine
 from poot_batch.errors import EngineDeadError, EngineError, EngineFaultError
+from poot_batch.inputs import of_several
 from poot_batch.request import EngineConfig, EngineInfo, EngineStats, GenerateRequest, Output, validate
 from poot_models.text import TextModel
 
@@ -45,11 +46,12 @@ class EngineThread:
     def submit(self, requests: Iterable[GenerateRequest]) -> list[Box]:
         """Queue all of these requests, or none. The last output of each box has `finish` set.
 
-        Raises RequestError and its kin, and the error that ended the engine.
+        Raises RequestError and its kin, which say of which of several they are, and the error that ended the engine.
         """
         given = list(requests)
-        for request in given:
-            validate(request, self.info)
+        for at, request in enumerate(given):
+            with of_several(at, len(given)):
+                validate(request, self.info)
         boxes: list[Box] = [SimpleQueue() for _ in given]
 
         def call(engine: Engine) -> None:
