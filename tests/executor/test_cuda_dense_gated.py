@@ -17,7 +17,7 @@ from poot_executor.backends.cuda.dense_gated_few import FewTiling, few_tiling, g
 from poot_executor.backends.cuda.nvrtc import ProgramError
 from poot_executor.backends.triton.kernels.gated import GatedLinearKernel
 from poot_executor.backends.triton.memory import TorchAllocation
-from poot_executor.backends.triton.stopwatch import OWN, Lead
+from poot_executor.backends.triton.stopwatch import OWN, Bind, Lead
 from poot_executor.encodings import Dense, Encoding, Ggml
 from poot_executor.errors import BackendUnavailableError, GraphError
 from poot_executor.ir import DType
@@ -260,13 +260,13 @@ class Timing(HostDevice):
         self.while_timed: list[torch.Tensor] = []
         self.sites: list[Any] = []
 
-    def fastest(self, site: object, ways: Mapping[str, Callable[[], object]], lead: Lead = OWN) -> str:
+    def fastest(self, site: object, ways: Mapping[str, Bind], lead: Lead = OWN) -> str:
         assert [*ways] == ["gated product", "torch mm, then gate", "gated product of few rows"]
         assert lead == OWN
         self.while_timed.append(self.live.clone())
         self.sites.append(site)
-        for call in ways.values():
-            call()
+        for bind in ways.values():
+            bind()()
         if self.error is not None:
             raise self.error
         return self.choice

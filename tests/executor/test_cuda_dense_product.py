@@ -249,6 +249,8 @@ def test_an_algorithm_that_is_wrong_is_not_timed(
             operands[2][-1, -columns:] += wrong * operands[2].abs().max()
 
         ways = found(*operands)
+        if len(operands) > 4:  # the one that was chosen
+            return ways
         name = list(ways)[2]
         right, ways[name] = ways[name], spoilt
         return ways
@@ -394,6 +396,8 @@ class Asked(TritonDevice):
     def fastest(self, site: object, ways: Any, lead: Lead = OWN) -> str:
         assert lead == OWN
         self.sites.append((site, list(ways)))
+        for bind in ways.values():
+            bind()
         return super().fastest(site, ways, lead)
 
 
@@ -452,7 +456,7 @@ def test_products_in_parts_are_the_device_s() -> None:
     gpu = Asked()
     PartsKernel().call(site, operands, gpu)
     shapes = [((n, 40, 64 // n), (n, 64 // n, 16), (n, 40, 16), torch.float32) for n in (2, 4, 1)]
-    assert gpu.products == shapes
+    assert gpu.products == [*shapes, shapes[0]]  # once more to be run, the first being the fastest
     assert [names for _, names in gpu.sites] == [["2 parts", "4 parts", "1 parts"]]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,7 +68,11 @@ def started() -> tuple[Stopwatch, Script]:
 
 def asked(watch: Stopwatch, clock: Script, ways: dict[str, Way], lead: Lead = OWN, site: object = "site") -> str:
     clock.names = {id(way): name for name, way in ways.items()}
-    return watch.fastest(site, ways, lead)
+    return watch.fastest(site, bound(ways), lead)
+
+
+def bound(ways: dict[str, Way]) -> dict[str, Callable[[], Way]]:
+    return {name: partial(ways.__getitem__, name) for name in ways}
 
 
 def chosen(ways: dict[str, Way], lead: Lead = OWN) -> tuple[str, list[Any]]:
@@ -170,6 +175,33 @@ def test_a_later_process_chooses_the_same_and_runs_it_once() -> None:
         # By now it would be the slower one.
         assert asked(watch, clock, {"first": Way(0.01), "other": Way(0.02)}) == "other"
     assert clock.said == [("run", "other")]
+
+
+def test_ways_are_bound_only_to_be_timed_or_run() -> None:
+    bindings: list[str] = []
+
+    def bind(name: str) -> Way:
+        bindings.append(name)
+        return ways[name]
+
+    ways = {"first": Way(0.02), "other": Way(0.01)}
+    watch, clock = started()
+    clock.names = {id(way): name for name, way in ways.items()}
+    assert watch.settled("site") is None
+    for _ in range(3):
+        assert watch.fastest("site", {name: partial(bind, name) for name in ways}) == "other"
+        assert watch.settled("site") == "other"
+    assert bindings == ["first", "other"]
+    later, clock = started()
+    clock.names = {id(way): name for name, way in ways.items()}
+    assert later.settled("site") is None  # known, but here it has not run
+    bindings.clear()
+    for _ in range(3):
+        assert later.fastest("site", {name: partial(bind, name) for name in ways}) == "other"
+    assert bindings == ["other"]
+    other, _ = started()
+    other.settle("site")
+    assert other.settled("site") == "other"
 
 
 def test_a_name_that_is_no_longer_known_is_chosen_anew() -> None:

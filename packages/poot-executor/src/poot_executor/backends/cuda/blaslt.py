@@ -74,9 +74,10 @@ def workspace() -> torch.Tensor:
 
 
 def products(
-    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, workspace: torch.Tensor
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, workspace: torch.Tensor, only: str | None = None
 ) -> dict[str, Callable[[], None]]:
-    """The algorithms that the library has for out = x @ weight, by name, each as the call that launches it.
+    """The algorithms that the library has for out = x @ weight, by name, each as the call that launches it; that of
+    the name `only`, if it has it.
 
     x (rows, K) or (batch, rows, K), weight (K, N) or (batch, K, N), K being next to each other in both, bfloat16;
     out (rows, N) or (batch, rows, N) in rows, bfloat16 or float32. None for all else, and for what the library
@@ -93,7 +94,7 @@ def products(
         described = _describe(device, problem)
     except ProductError:
         return {}
-    return described.bind((x, weight, out, workspace))
+    return described.bind((x, weight, out, workspace), only)
 
 
 def alignment(tensor: torch.Tensor) -> int:
@@ -177,8 +178,9 @@ class _Described:
         for name, algorithm in found:
             self.algorithms.setdefault(name, algorithm)
 
-    def bind(self, operands: tuple[torch.Tensor, ...]) -> dict[str, Callable[[], None]]:
-        """The calls of all algorithms over x, weight, out and workspace."""
+    def bind(self, operands: tuple[torch.Tensor, ...], only: str | None) -> dict[str, Callable[[], None]]:
+        """The calls of all algorithms over x, weight, out and workspace, or of one."""
+        wanted = [*self.algorithms] if only is None else [only] * (only in self.algorithms)
         x, weight, out, workspace = (operand.data_ptr() for operand in operands)
         enqueue, one, zero = library().cublasLtMatmul, ctypes.byref(self._one), ctypes.byref(self._zero)
         before = self._handle, self._what, one, weight, self._a, x, self._b, zero, out, self._out, out, self._out
@@ -193,7 +195,7 @@ class _Described:
 
             return launch
 
-        return {name: way(name, algorithm) for name, algorithm in self.algorithms.items()}
+        return {name: way(name, self.algorithms[name]) for name in wanted}
 
     def _guesses(self) -> Iterator[tuple[str, Algorithm]]:
         """What the library's heuristics give, the likely fastest first."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -140,8 +140,8 @@ class DenseGatedKernel(GatedLinearKernel):
             how = (*how, few_tiling(rows))
         device.live = torch.full_like(live, UNBOUNDED)  # while they are timed
         try:
-            bound = {name: way(site, operands, device) for name, way in ways.items()}
-            fastest = device.fastest((*place(site, operands), *how), bound)
+            bind = {name: partial(way, site, operands, device) for name, way in ways.items()}
+            fastest = device.fastest((*place(site, operands), *how), bind)
         except UNAVAILABLE as error:
             _warn(str(error))
             fastest = GatedLinearKernel.name

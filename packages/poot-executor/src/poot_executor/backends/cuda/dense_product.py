@@ -9,6 +9,7 @@ Nor did they where the library adds the residual, and the norm after it reads ha
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -44,11 +45,29 @@ def fastest_product(
     if x.shape[-2] > _MOST_ROWS:
         return plain(x)
     site = f"{_said(x)} @ {_said(weight)} = {_said(out)}"
+    name = device.settled(site)
+    if name is None:
+        name = _settled(site, operands, workspace, plain, device)
+    way = None if name == TORCH else blaslt.products(x, weight, out, workspace, name).get(name)
+    return way or plain(x)
+
+
+def _settled(site: str, operands: Operands, workspace: torch.Tensor, plain: Plain, device: CudaDevice) -> str:
+    """The name of what an earlier process has chosen, if it runs, or of the fastest."""
     name = device.known(site)
-    ways = {} if name == TORCH else blaslt.products(x, weight, out, workspace)
-    if ways and not (name in ways and _runs(ways[name], device)):
-        name = device.fastest(site, _right(operands, workspace, plain, device), LIBRARY)
-    return ways[name] if name in ways else plain(x)
+    if name is not None:
+        way = None if name == TORCH else blaslt.products(*operands, workspace, name).get(name)
+        if name == TORCH or (way is not None and _runs(way, device)):
+            device.settle(site)
+            return name
+    if not blaslt.products(*operands, workspace):
+        return TORCH
+    ways = _right(operands, workspace, plain, device)
+    return device.fastest(site, {name: partial(_itself, way) for name, way in ways.items()}, LIBRARY)
+
+
+def _itself(way: Callable[[], object]) -> Callable[[], object]:
+    return way
 
 
 def _right(

@@ -17,7 +17,7 @@ from poot_executor.backends.triton.kernels.plan import most_splits, queries
 from poot_executor.backends.triton.kernels.products import Around
 from poot_executor.backends.triton.memory import TorchAllocation
 from poot_executor.backends.triton.packed import Segment
-from poot_executor.backends.triton.stopwatch import OWN, Lead
+from poot_executor.backends.triton.stopwatch import OWN, Bind, Lead
 from poot_executor.backends.triton.weights import fill, room
 from poot_executor.devices.fetch import HostFetch
 from poot_executor.devices.protocol import Allocation, Launch, Live
@@ -109,9 +109,10 @@ class TritonDevice:
     def splits(self, tokens: int, width: int) -> int:
         return most_splits(tokens)
 
-    def fastest(self, site: object, ways: Mapping[str, Callable[[], object]], lead: Lead = OWN) -> str:
+    def fastest(self, site: object, ways: Mapping[str, Bind], lead: Lead = OWN) -> str:
         """The name of the way that is the fastest here, of several to do the same; measured once for each site.
 
+        `ways` bind them, which is done only for those that are timed.
         Sites are equal if their reprs are, which must be the same in every process. `lead`: by what another way must
         be faster than the first of them.
         """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from poot_executor.backends.triton.device import TritonDevice, device_bytes
 from poot_executor.backends.triton.failure import failure
 from poot_executor.backends.triton.memory import TorchAllocation
 from poot_executor.backends.triton.recording import GraphRecording, capture
-from poot_executor.backends.triton.stopwatch import OWN, DeviceClock, Lead, Stopwatch
+from poot_executor.backends.triton.stopwatch import OWN, Bind, DeviceClock, Lead, Stopwatch
 from poot_executor.backends.triton.upload import PinnedLane, Uploader
 from poot_executor.backends.triton.weights import pieces
 from poot_executor.devices.private_folder import private_folder
@@ -105,12 +105,20 @@ class GraphDevice(TritonDevice):
         free, total = torch.cuda.mem_get_info()
         return max(0, free - max(1024 * _MIB, total // 50))
 
-    def fastest(self, site: object, ways: Mapping[str, Callable[[], object]], lead: Lead = OWN) -> str:
+    def fastest(self, site: object, ways: Mapping[str, Bind], lead: Lead = OWN) -> str:
         return self._stopwatch.fastest(site, ways, lead)
 
     def known(self, site: object) -> str | None:
         """What `fastest` has said of a site, in this process or an earlier one."""
         return self._stopwatch.known(site)
+
+    def settled(self, site: object) -> str | None:
+        """What is known of a site, once it has been timed or run in this process."""
+        return self._stopwatch.settled(site)
+
+    def settle(self, site: object) -> None:
+        """What is known of a site has been run."""
+        self._stopwatch.settle(site)
 
     def made_of(self) -> tuple[str, ...]:
         """What the speed of kernels and of libraries depends on: the device and all releases."""

@@ -12,6 +12,7 @@ import torch
 from poot_executor.backends.triton.choices import Choices
 
 Call = Callable[[], object]
+Bind = Callable[[], Call]
 
 _REPEATS, _FIRST = 5, 2
 _FAR = 1.3  # times the fastest so far: more of the repeats would not make up for that
@@ -65,16 +66,28 @@ class Stopwatch:
         """What was chosen at a site that has the same repr, if that is known."""
         return self._choices.get(_text(site))
 
-    def fastest(self, site: object, ways: Mapping[str, Call], lead: Lead = OWN) -> str:
-        """The name of the fastest way. `lead` is the first one's. Raises what a way raises."""
+    def settled(self, site: object) -> str | None:
+        """What is known of a site, once it has been timed or run in this process."""
+        text = _text(site)
+        return self._choices.get(text) if text in self._tried else None
+
+    def settle(self, site: object) -> None:
+        """What is known of a site has been run."""
+        self._tried.add(_text(site))
+
+    def fastest(self, site: object, ways: Mapping[str, Bind], lead: Lead = OWN) -> str:
+        """The name of the fastest way. `lead` is the first one's. Raises what a way raises.
+
+        Ways are bound only to be timed or run: a step has as many sites as layers, and few different ones.
+        """
         text = _text(site)
         name = self._choices.get(text)
         if name is None or name not in ways:
-            name = self._measured(ways, lead)
+            name = self._measured({name: bind() for name, bind in ways.items()}, lead)
             self._choices.put(text, name)
         elif text not in self._tried:
             # An earlier process chose it: here it may not run.
-            self._clock.run(ways[name])
+            self._clock.run(ways[name]())
         self._tried.add(text)
         return name
 

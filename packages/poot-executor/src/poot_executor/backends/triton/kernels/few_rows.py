@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -119,7 +120,7 @@ class FewRowsLinearKernel(FewRowsKernel):
 
     def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
         ways = {
-            self.name: super().call(site, operands, device),
-            LinearKernel.name: LinearKernel().call(site, operands, device),
+            self.name: partial(super().call, site, operands, device),
+            LinearKernel.name: partial(LinearKernel().call, site, operands, device),
         }
-        return ways[device.fastest((*place(site, operands), self.how(site, device)), ways)]
+        return ways[device.fastest((*place(site, operands), self.how(site, device)), ways)]()

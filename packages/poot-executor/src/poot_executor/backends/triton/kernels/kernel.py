@@ -109,12 +109,14 @@ def typed(
     """A view of this shape from `offset` bytes into the operand on; dense unless `strides` are given."""
     if not isinstance(operand.allocation, TorchAllocation):
         raise TypeError("not an operand of this device")
-    start = operand.offset + offset
-    raw = operand.allocation.tensor[start:]
-    elements = raw[: raw.numel() // dtype.size * dtype.size].view(TORCH_TYPES[dtype])
-    if strides is None:
-        return elements[: prod(shape)].view(shape)
-    return elements.as_strided(shape, strides)
+    start, views = operand.offset + offset, operand.allocation.views
+    made = views.get(key := (start, shape, strides, dtype))
+    if made is None:
+        raw = operand.allocation.tensor[start:]
+        elements = raw[: raw.numel() // dtype.size * dtype.size].view(TORCH_TYPES[dtype])
+        made = elements[: prod(shape)].view(shape) if strides is None else elements.as_strided(shape, strides)
+        views[key] = made
+    return made
 
 
 def place(site: Site, operands: Operands) -> tuple[object, ...]:

@@ -7,6 +7,7 @@ and the norm to another one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import triton
@@ -83,8 +84,8 @@ class PartsKernel(TritonKernel):
         return 4 * max(_splits(site)) * rows * n
 
     def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
-        ways = {f"{splits} parts": _call(site, operands, device, splits) for splits in _splits(site)}
-        return ways[device.fastest((*place(site, operands), *ways), ways)]
+        ways = {f"{splits} parts": partial(_call, site, operands, device, splits) for splits in _splits(site)}
+        return ways[device.fastest((*place(site, operands), *ways), ways)]()
 
 
 def _splits(site: Site) -> tuple[int, ...]:
