@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from poot_executor.backends.cuda import blaslt, blaslt_library
+from poot_executor.backends.cuda import blaslt, blaslt_library, blaslt_names
 
 STREAM = 0x7F0000001234
 # What the library guesses of itself (see its source).
@@ -52,7 +52,7 @@ def stand_in(
     library = blaslt_library._open(str(shutil.copy(_compiled(factory.getbasetemp()), folder)))
     assert library is not None
     forget()
-    for module in (blaslt, blaslt_library):
+    for module in (blaslt, blaslt_library, blaslt_names):
         monkeypatch.setattr(module, "library", lambda: library)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)

@@ -194,6 +194,32 @@ def test_without_the_algorithm_of_hopper_there_are_the_guesses_alone(fake: ctype
     assert tuple(blaslt.products(*plain(), room())) == GUESSES
 
 
+def test_an_algorithm_is_made_from_its_name(fake: ctypes.CDLL) -> None:
+    """And asked for only where the library does not take what the name says."""
+    operands = plain()
+    names = list(blaslt.products(*operands, room()))
+    forget()
+    for asked, name in ((0, names[1]), (0, names[-1]), (1, names[0])):  # the library checks those of algorithm 66 alone
+        [(found, way)] = blaslt.products(*operands, room(), name).items()
+        assert found == name
+        assert read(fake, "questions") == 1 + asked
+        operands[2].fill_(torch.nan)
+        way()
+        check(operands)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch", "", "cublasLt", "cublasLt ", "cublasLt 66", "cublasLt 66 tile", "cublasLt 66 tile -1",
+        "cublasLt 66 tile 99999999999999999999", "cublasLt 66 size 3", "cublasLt 1 of another release",
+        "cublasLt 66 tile 165 cluster 65541 split 1 swizzle 0 custom 0 stages 35",  # 5 if 16 bits of it are taken
+    ],
+)  # fmt: skip
+def test_a_name_that_says_nothing_is_no_algorithm_s(fake: ctypes.CDLL, name: str) -> None:
+    assert blaslt.products(*plain(), room(), name) == {}
+
+
 def test_the_library_knows_addresses_and_room(fake: ctypes.CDLL) -> None:
     x, weight = aligned(noise(1, 5, 48), 16), aligned(noise(2, 24, 48), 64).t()
     out, nbytes = aligned(torch.zeros(5, 24), 192), room()
@@ -463,3 +489,16 @@ def test_the_library_s_algorithms_agree_with_torch(case: str) -> None:
         graph.replay()
         torch.cuda.synchronize()
         check((x, weight, out))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("case", CASES)
+def test_the_library_s_algorithms_are_what_their_names_say(case: str) -> None:
+    """To the last byte, for most of them: some are not taken by what they say of themselves."""
+    problem = blaslt._problem_of(*(it.as_subclass(torch.Tensor).cuda() for it in CASES[case]()), blaslt.workspace())
+    assert problem is not None
+    described = blaslt._Described(torch.cuda.current_device(), problem)
+    made = {name: described._taken(blaslt.said_by(name)) for name in described.algorithms}
+    assert sum(it is not None for it in made.values()) >= len(made) / 2
+    for name, algorithm in made.items():
+        assert algorithm is None or bytes(algorithm) == bytes(described.algorithms[name])

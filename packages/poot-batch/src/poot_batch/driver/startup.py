@@ -112,7 +112,7 @@ def ladder(device: Device, shape: StepShape) -> tuple[int, ...]:
     """
     if not device.records:
         return tuple(sorted({min(shape.rows, shape.tokens), shape.tokens}))
-    steps = [1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 385, 32), *range(448, 769, 64)]
+    steps = [1, 2, 4, *range(8, 65, 8), *range(80, 385, 16), *range(448, 769, 64)]
     steps += range(896, 2049, 128)
     return (*(step for step in steps if step < shape.tokens), shape.tokens)
 

@@ -10,7 +10,7 @@ import ctypes
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from poot_executor.backends.cuda.blaslt_library import (
     require,
     require_launched,
 )
+from poot_executor.backends.cuda.blaslt_names import configure, name_of, said_by
 
 _WORKSPACE_BYTES = 2**20
 
@@ -36,20 +37,6 @@ _BATCH_COUNT, _BATCH_OFFSET = 5, 6  # CUBLASLT_MATRIX_LAYOUT_...
 _WORKSPACE, _SUMS, _ALIGNMENT_A, _ALIGNMENT_B, _ALIGNMENT_C, _ALIGNMENT_D = 1, 3, 5, 6, 7, 8  # CUBLASLT_MATMUL_PREF_...
 # Sums of K's parts: in float32 in the workspace, or in the result if it is float32 (CUBLASLT_REDUCTION_SCHEME_...).
 _SUMS_APART, _SUMS_IN_PLACE = 2, 1
-# CUBLASLT_ALGO_CONFIG_..., by the names that they have here.
-_CONFIGURATION: dict[str, tuple[int, Any]] = {
-    "id": (0, ctypes.c_int32),
-    "tile": (1, ctypes.c_uint32),
-    "cluster": (8, ctypes.c_uint16),
-    "split": (2, ctypes.c_int32),
-    "swizzle": (4, ctypes.c_uint32),
-    "custom": (5, ctypes.c_uint32),
-    "stages": (6, ctypes.c_uint32),
-    "sums": (3, ctypes.c_uint32),
-    "inner": (7, ctypes.c_uint16),
-}
-_SELDOM = ("sums", "inner")  # named only if they are not zero
-
 _GUESSES = 16
 _LEAST_ALIGNMENT, _MOST_ALIGNMENT = 16, 256
 # What the library's guesses leave out and was the fastest, or near to it, on an H200 (sweeps over tiles and clusters of
@@ -91,10 +78,10 @@ def products(
     if problem is None:
         return {}
     try:
-        described = _describe(device, problem)
+        return _describe(device, problem).bind((x, weight, out, workspace), only)
     except ProductError:
+        _describe.cache_clear()  # what it has is of no use
         return {}
-    return described.bind((x, weight, out, workspace), only)
 
 
 def alignment(tensor: torch.Tensor) -> int:
@@ -162,7 +149,7 @@ class _Described:
     """A problem's descriptors in the library, destroyed with the last call that has them, and its algorithms."""
 
     def __init__(self, device: int, problem: _Problem) -> None:
-        self._handle, self._problem = handle(device), problem
+        self._device, self._handle, self._problem = device, handle(device), problem
         self._made: _Made = []
         weakref.finalize(self, _destroy, self._made)
         self._what = self._create("MatmulDesc", _COMPUTE_FLOAT, _FLOAT)
@@ -171,16 +158,27 @@ class _Described:
         self._out = self._layout(problem.out, problem.kind)
         self._layouts = self._a, self._b, self._out, self._out
         self._one, self._zero = ctypes.c_float(1), ctypes.c_float(0)
+
+    @cached_property
+    def algorithms(self) -> dict[str, Algorithm]:
+        """All of them. To ask for them takes milliseconds."""
         found = [*self._guesses()]
-        if torch.cuda.get_device_capability(device) == _HOPPER:
+        if torch.cuda.get_device_capability(self._device) == _HOPPER:
             found += self._hopper()
-        self.algorithms: dict[str, Algorithm] = {}
-        for name, algorithm in found:
-            self.algorithms.setdefault(name, algorithm)
+        made: dict[str, Algorithm] = {}
+        for algorithm in found:
+            made.setdefault(name_of(algorithm), algorithm)
+        return made
+
+    def named(self, name: str) -> Algorithm | None:
+        """The algorithm of this name, made from what the name says if the library takes it."""
+        values = said_by(name)
+        made = self._taken(values) if values else None
+        return made if made is not None and name_of(made) == name else self.algorithms.get(name)
 
     def bind(self, operands: tuple[torch.Tensor, ...], only: str | None) -> dict[str, Callable[[], None]]:
         """The calls of all algorithms over x, weight, out and workspace, or of one."""
-        wanted = [*self.algorithms] if only is None else [only] * (only in self.algorithms)
+        wanted = self.algorithms if only is None else {only: self.named(only)}
         x, weight, out, workspace = (operand.data_ptr() for operand in operands)
         enqueue, one, zero = library().cublasLtMatmul, ctypes.byref(self._one), ctypes.byref(self._zero)
         before = self._handle, self._what, one, weight, self._a, x, self._b, zero, out, self._out, out, self._out
@@ -195,9 +193,9 @@ class _Described:
 
             return launch
 
-        return {name: way(name, self.algorithms[name]) for name in wanted}
+        return {name: way(name, algorithm) for name, algorithm in wanted.items() if algorithm is not None}
 
-    def _guesses(self) -> Iterator[tuple[str, Algorithm]]:
+    def _guesses(self) -> Iterator[Algorithm]:
         """What the library's heuristics give, the likely fastest first."""
         problem, preference = self._problem, self._create("MatmulPreference")
         sums = _SUMS_APART | (_SUMS_IN_PLACE if problem.kind == _FLOAT else 0)
@@ -214,29 +212,33 @@ class _Described:
         require(status, f"asking for algorithms of {problem}")
         for one in found[: count.value]:
             if one.state == _SUCCESS and one.workspace <= problem.workspace:
-                algorithm = Algorithm.from_buffer_copy(one.algorithm)
-                yield _name(algorithm), algorithm
+                yield Algorithm.from_buffer_copy(one.algorithm)
 
-    def _hopper(self) -> Iterator[tuple[str, Algorithm]]:
+    def _hopper(self) -> Iterator[Algorithm]:
         """Those of `_HOPPER_WAYS` that the library takes for the problem."""
-        kinds = _BFLOAT16, _BFLOAT16, self._problem.kind, self._problem.kind
-        plain = Algorithm()
-        init = library().cublasLtMatmulAlgoInit
-        if init(self._handle, _COMPUTE_FLOAT, _FLOAT, *kinds, _HOPPER_ID, ctypes.byref(plain)):
-            return
         for tile, cluster, swizzle, custom in _HOPPER_WAYS:
-            algorithm, found = Algorithm.from_buffer_copy(plain), Found()
             given = {"tile": tile, "cluster": cluster, "swizzle": swizzle, "custom": custom, "stages": _HOPPER_STAGES}
-            try:
-                _configure(algorithm, {**given, "split": 1, "sums": 0, "inner": 0})
-                status = library().cublasLtMatmulAlgoCheck(
-                    self._handle, self._what, *self._layouts, ctypes.byref(algorithm), ctypes.byref(found)
-                )
-                require(status, "checking an algorithm")
-            except ProductError:
-                continue
-            if found.state == _SUCCESS and found.workspace <= self._problem.workspace:
-                yield _name(algorithm), algorithm
+            made = self._taken({"id": _HOPPER_ID, **given, "split": 1, "sums": 0, "inner": 0})
+            if made is not None:
+                yield made
+
+    def _taken(self, values: dict[str, int]) -> Algorithm | None:
+        """The algorithm of this configuration, if the library has it for the problem."""
+        kinds = _BFLOAT16, _BFLOAT16, self._problem.kind, self._problem.kind
+        algorithm, found = Algorithm(), Found()
+        try:
+            status = library().cublasLtMatmulAlgoInit(
+                self._handle, _COMPUTE_FLOAT, _FLOAT, *kinds, values["id"], ctypes.byref(algorithm)
+            )
+            require(status, "making an algorithm")
+            configure(algorithm, {name: value for name, value in values.items() if name != "id"})
+            status = library().cublasLtMatmulAlgoCheck(
+                self._handle, self._what, *self._layouts, ctypes.byref(algorithm), ctypes.byref(found)
+            )
+            require(status, "checking an algorithm")
+        except ProductError:
+            return None
+        return algorithm if found.state == _SUCCESS and found.workspace <= self._problem.workspace else None
 
     def _layout(self, matrix: _Matrix, kind: int) -> ctypes.c_void_p:
         layout = self._create("MatrixLayout", kind, matrix.rows, matrix.columns, matrix.pitch)
@@ -264,27 +266,3 @@ def _describe(device: int, problem: _Problem) -> _Described:
 def _destroy(made: _Made) -> None:
     for destroy, descriptor in reversed(made):
         destroy(descriptor)
-
-
-def _configure(algorithm: Algorithm, values: dict[str, int]) -> None:
-    for name, value in values.items():
-        attribute, kind = _CONFIGURATION[name]
-        given = kind(value)
-        status = library().cublasLtMatmulAlgoConfigSetAttribute(
-            ctypes.byref(algorithm), attribute, ctypes.byref(given), ctypes.sizeof(given)
-        )
-        require(status, f"{name} {value} of an algorithm")
-
-
-def _name(algorithm: Algorithm) -> str:
-    """What an algorithm is and how it is configured, the same in every process."""
-    said, written = [], ctypes.c_size_t()
-    for name, (attribute, kind) in _CONFIGURATION.items():
-        value = kind()
-        status = library().cublasLtMatmulAlgoConfigGetAttribute(
-            ctypes.byref(algorithm), attribute, ctypes.byref(value), ctypes.sizeof(value), ctypes.byref(written)
-        )
-        require(status, f"{name} of an algorithm")
-        if value.value or name not in _SELDOM:
-            said.append(str(value.value) if name == "id" else f"{name} {value.value}")
-    return f"cublasLt {' '.join(said)}"
