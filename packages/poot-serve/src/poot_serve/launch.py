@@ -145,7 +145,6 @@ async def _start(settings: Settings) -> Service:
     if text.chat_template is None:
         _log.warning("chats will be refused, completions served: %s", no_template(text))
     # A tokenizer is some hundred thousand objects that live for ever: no collection need look at them again.
-    gc.collect()
     gc.freeze()
     return Service(engine, text, settings)
 

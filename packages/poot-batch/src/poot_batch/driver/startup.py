@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -72,11 +74,24 @@ def prepare_model(
         return Demand(compiled.weights, compiled.arena, compiled.state_bytes("rows"), compiled.staging, 0, pools)
 
     kept = KEPT_BLOCKS if device.own_memory else 0
-    found = fit(rows, limit, capacity, demand, f"{device.backend} ({device.name})", most_blocks=kept)
-    shape = replace(_shape(model, device, found.rows, found.max_seq, step_tokens), pool_blocks=found.blocks)
-    # Only the pools have another size than they were compiled with; any step names them all.
-    compiled = asked[0].with_states(state_types(model.step(replace(shape, tokens=1)), device.activation))
-    return Prepared(device, model, prepare(device, compiled, model.weights, progress), shape, found)
+    with _no_collection():
+        found = fit(rows, limit, capacity, demand, f"{device.backend} ({device.name})", most_blocks=kept)
+        shape = replace(_shape(model, device, found.rows, found.max_seq, step_tokens), pool_blocks=found.blocks)
+        # Only the pools have another size than they were compiled with; any step names them all.
+        compiled = asked[0].with_states(state_types(model.step(replace(shape, tokens=1)), device.activation))
+        return Prepared(device, model, prepare(device, compiled, model.weights, progress), shape, found)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing is looked through for garbage: graphs and entries are a million objects, nearly all of which stay."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def most_tokens(device: Device) -> int:

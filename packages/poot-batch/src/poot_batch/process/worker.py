@@ -41,15 +41,14 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     peer = _Peer(channel)
-    # Start-up makes millions of objects, most of which stay: looking through them for garbage, again and again, would
-    # take a third of its time, and later every full collection would pause the loop. So they are looked through once
-    # and then left alone. Only here, where the process is the engine's: in a program that uses LLM, what is frozen
-    # could never be given back.
+    # Start-up makes millions of objects, nearly all of which stay: looking through them for garbage would take a third
+    # of its time, and later every full collection would pause the loop. So they are left alone, with the little garbage
+    # among them: to look for it once is half a second that the first answer would wait for. Only here, where the
+    # process is the engine's: in a program that uses LLM, what is frozen could never be given back.
     gc.disable()
     engine = _start(peer)
     if engine is None:
         return 1
-    gc.collect()
     gc.freeze()
     gc.enable()
     try:
