@@ -2,7 +2,8 @@
 //
 // Units are (item of the plan, KV head). Two warpgroups have 64 rows each: while one computes weights from scores, the
 // other multiplies. A third fetches keys and values, 128 at a time, and the next unit's queries. The scores of the next
-// keys are under way together with the product of weights and values.
+// keys are under way together with the product of weights and values. Of rows that decode beside prompts each warp has 16
+// of the keys.
 //
 // Macros: HEADS, KV_HEADS, DIM (64 or 128), TILE (queries of an item), PAGE (keys of a page), WINDOW (0: none), CAPPED,
 // SINKS, SPLITS (most parts of an item), STAGES, PDL.
@@ -11,7 +12,7 @@
 constexpr int KEYS = 128, SHARE = HEADS / KV_HEADS;
 constexpr int KEY_BYTES = KEYS * DIM * 2, STAGE = 2 * KEY_BYTES;
 constexpr int HALF = KEYS * 128;  // bytes of a tile of 64 elements of each key
-#include "attend_items.cuh"
+#include "attend_pairs.cuh"
 #include "slots.cuh"
 
 // A block is launched with 168 registers a thread, and those that copiers leave go to the others.
@@ -47,6 +48,12 @@ struct Queries {
   __device__ __forceinline__ void* empty() const { return barriers + 8; }
   __device__ __forceinline__ void wait_full() const { barrier_wait(full(), parity); }
   __device__ __forceinline__ void wait_empty() const { barrier_wait(empty(), parity ^ 1); }
+  // By all lanes of a warp that has them.
+  __device__ __forceinline__ void leave() {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty());
+    parity ^= 1;
+  }
 };
 constexpr int QUERY_PITCH = DIM * 2 + 16, VALUE_COPIERS = COPIERS - 32;
 
@@ -167,8 +174,8 @@ struct Line {
   bool inside;
   __device__ __forceinline__ Line(int half, const Item& item, int thread = threadIdx.x) {
     at = thread / 32 * 16 + thread % 32 / 4 + half * 8;
-    query = at / SHARE;
-    head = at % SHARE;
+    query = static_cast<unsigned>(at) / SHARE;
+    head = static_cast<unsigned>(at) % SHARE;
     inside = query < item.queries && at < TILE * SHARE;
   }
 };
@@ -257,9 +264,29 @@ __device__ __forceinline__ void add_values(float (&sums)[DIM / 2], const unsigne
   multiply_commit();
 }
 
-// Write an item's result. Of one that was cut it is a part, and the last block to come adds up all parts.
+// After all warps have written their part of an item that was cut: the last block to come adds up all parts.
+__device__ __forceinline__ void merge(const Item& item, int head, unsigned short* out, const float* parts, int* locks,
+                                      int* last) {
+  __threadfence();
+  sync_first<THREADS>();
+  if (threadIdx.x == 0) {
+    int* lock = locks + item.start * KV_HEADS + head;
+    *last = add_acq_rel(lock, 1) == item.splits - 1;
+    if (*last) *lock = 0;
+  }
+  sync_first<THREADS>();
+  __threadfence();
+  // Who writes it next has met all others before.
+  if (!*last) return;
+  for (int line = threadIdx.x / 32; line < item.queries * SHARE; line += THREADS / 32) {
+    const long long target = static_cast<long long>(item.start + line / SHARE) * HEADS + head * SHARE + line % SHARE;
+    merge_parts(out, parts, target, item.splits);
+  }
+}
+
+// Write an item's result, or its part of one that was cut.
 __device__ __forceinline__ void finish(const Rows& rows, const float (&sums)[DIM / 2], const Item& item, int head,
-                                       float unit, unsigned short* out, float* parts, int* locks, int* last) {
+                                       float unit, unsigned short* out, float* parts) {
   const int t = threadIdx.x % 4;
   const bool whole = SPLITS == 1 || item.splits == 1;
 #pragma unroll
@@ -283,22 +310,6 @@ __device__ __forceinline__ void finish(const Rows& rows, const float (&sums)[DIM
       }
       if (t == 0) part[DIM] = rows.most[half] * (unit / LOG2E), part[DIM + 1] = total;
     }
-  }
-  if (whole) return;
-  __threadfence();
-  sync_first<THREADS>();
-  if (threadIdx.x == 0) {
-    int* lock = locks + item.start * KV_HEADS + head;
-    *last = add_acq_rel(lock, 1) == item.splits - 1;
-    if (*last) *lock = 0;
-  }
-  sync_first<THREADS>();
-  __threadfence();
-  // Who writes it next has met all others before.
-  if (!*last) return;
-  for (int line = threadIdx.x / 32; line < item.queries * SHARE; line += THREADS / 32) {
-    const long long target = static_cast<long long>(item.start + line / SHARE) * HEADS + head * SHARE + line % SHARE;
-    merge_parts(out, parts, target, item.splits);
   }
 }
 
@@ -410,10 +421,81 @@ __device__ __forceinline__ void attend_half(Slots& slots, const unsigned (&queri
   }
 }
 
+// Of an item of eight pairs at most each warp has 16 of the keys that are fetched at once. The last of them are written
+// over with what the warps have.
+__device__ __forceinline__ void attend_pairs(Slots& slots, Queries& next_queries, const Item& item, int head,
+                                             const float* sinks, unsigned short* out, float* parts, float scale,
+                                             float softcap, float unit) {
+  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  unsigned queries[DIM / 16][2];
+  const bool inside = g < item.queries * SHARE;
+  const unsigned char* from = next_queries.shared + g * QUERY_PITCH + 4 * t;
+#pragma unroll
+  for (int i = 0; i < DIM / 8; i++)
+    queries[i / 2][i % 2] = inside ? *reinterpret_cast<const unsigned*>(from + i * 16) : 0;
+  next_queries.leave();
+  Pairs rows(item, head, 0, SINKS && warp == 0 ? sinks : nullptr, unit);
+  Slots held = slots;
+  for (int base = first_key(item); base < item.end; base += KEYS) {
+    const int key = base + warp * 16;
+    slots.wait_full();
+    if (key < item.end) {
+      const unsigned char* stage = slots.stage() + warp * 16 * 128;
+      float scores[4];
+      score_pairs<HALF>(scores, queries, stage);
+      soften_pairs(scores, rows, key, scale, softcap, unit);
+      add_pair_values<HALF>(rows, scores, stage + KEY_BYTES);
+    }
+    held = slots;
+    if (base + KEYS < item.end) slots.leave();
+    slots.next();
+  }
+#pragma unroll
+  for (int i = 0; i < 2; i++) rows.total[i] = column_sum(rows.total[i]);
+  sync_first<THREADS>();
+  add_ways<THREADS / 32, 1>(rows, reinterpret_cast<float*>(held.stage()), unit);
+  fence_async();  // before the copy engine writes there again
+  held.leave();
+  const bool whole = SPLITS == 1 || item.splits == 1;
+  if (warp == 0 && whole) write_pairs(rows, item, head, 0, out);
+  if (warp == 0 && !whole) write_part(rows, item, head, 0, unit, parts);
+}
+
+// Others fill a matrix of 64 rows for each warpgroup, or the same for both.
+__device__ __forceinline__ void attend_matrix(Slots& slots, const Turns& turns, Queries& next_queries, const Item& item,
+                                              int head, const float* sinks, unsigned short* out, float* parts, float scale,
+                                              float softcap, float unit) {
+  const int t = threadIdx.x % 4;
+  const bool few = item.queries * SHARE <= 64;
+  Rows rows;
+  unsigned queries[DIM / 16][4];
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const Line line(half, item, few ? threadIdx.x % 128 : threadIdx.x);
+    rows.upper[half] = item.position + line.query + 1;
+    // A sink is a key without a value, which the first part has seen before its own.
+    const bool sunk = SINKS && item.split == 0 && line.inside && !(few && threadIdx.x >= 128);
+    rows.most[half] = sunk ? sinks[head * SHARE + line.head] * (LOG2E / unit) : NEVER;
+    rows.total[half] = sunk && t == 0 ? 1.f : 0.f;
+    const unsigned char* from = next_queries.shared + line.at * QUERY_PITCH + 4 * t;
+#pragma unroll
+    for (int i = 0; i < DIM / 16; i++) {
+      queries[i][half] = line.inside ? *reinterpret_cast<const unsigned*>(from + i * 32) : 0;
+      queries[i][2 + half] = line.inside ? *reinterpret_cast<const unsigned*>(from + i * 32 + 16) : 0;
+    }
+  }
+  next_queries.leave();
+  float sums[DIM / 2] = {};
+  if (few)
+    attend_half(slots, queries, rows, sums, item, scale, softcap, unit);
+  else
+    attend_keys(slots, turns, queries, rows, sums, item, scale, softcap, unit);
+  finish(rows, sums, item, head, unit, out, parts);
+}
+
 __device__ __forceinline__ void attend_units(Slots slots, Queries next_queries, const int* plan, const float* sinks,
                                              unsigned short* out, float* parts, int* locks, int* last, int count,
                                              float scale, float softcap) {
-  const int t = threadIdx.x % 4;
   const float unit = CAPPED ? LOG2E : scale * LOG2E;
   const Turns turns;
   turns.begin();
@@ -422,34 +504,12 @@ __device__ __forceinline__ void attend_units(Slots slots, Queries next_queries, 
     const int head = index % KV_HEADS;
     const Item item = load_item(plan, index / KV_HEADS);
     if (item.begin >= item.end) continue;  // as copiers do; no plan has such an item
-    const bool few = item.queries * SHARE <= 64;
-    Rows rows;
-    unsigned queries[DIM / 16][4];
     next_queries.wait_full();
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      const Line line(half, item, few ? threadIdx.x % 128 : threadIdx.x);
-      rows.upper[half] = item.position + line.query + 1;
-      // A sink is a key without a value, which the first part has seen before its own.
-      const bool sunk = SINKS && item.split == 0 && line.inside && !(few && threadIdx.x >= 128);
-      rows.most[half] = sunk ? sinks[head * SHARE + line.head] * (LOG2E / unit) : NEVER;
-      rows.total[half] = sunk && t == 0 ? 1.f : 0.f;
-      const unsigned char* from = next_queries.shared + line.at * QUERY_PITCH + 4 * t;
-#pragma unroll
-      for (int i = 0; i < DIM / 16; i++) {
-        queries[i][half] = line.inside ? *reinterpret_cast<const unsigned*>(from + i * 32) : 0;
-        queries[i][2 + half] = line.inside ? *reinterpret_cast<const unsigned*>(from + i * 32 + 16) : 0;
-      }
-    }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(next_queries.empty());
-    next_queries.parity ^= 1;
-    float sums[DIM / 2] = {};
-    if (few)
-      attend_half(slots, queries, rows, sums, item, scale, softcap, unit);
+    if (item.queries * SHARE <= 8)
+      attend_pairs(slots, next_queries, item, head, sinks, out, parts, scale, softcap, unit);
     else
-      attend_keys(slots, turns, queries, rows, sums, item, scale, softcap, unit);
-    finish(rows, sums, item, head, unit, out, parts, locks, last);
+      attend_matrix(slots, turns, next_queries, item, head, sinks, out, parts, scale, softcap, unit);
+    if (SPLITS > 1 && item.splits > 1) merge(item, head, out, parts, locks, last);
   }
 }
 
