@@ -84,13 +84,15 @@ def prepare_model(
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Nothing is looked through for garbage: graphs and entries are a million objects, nearly all of which stay."""
+    """Nothing is looked through for garbage but once: graphs and entries are a million objects, nearly all of which
+    stay, and would be looked through several times while they are made, and twice more while steps run."""
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if enabled:
+            gc.collect()
             gc.enable()
 
 
