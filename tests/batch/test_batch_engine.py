@@ -404,7 +404,7 @@ def test_times_of_a_long_prompt_and_of_requests_that_end_early(harness, request_
 def test_counters(harness, request_of):
     h = harness(says=lambda seed, position: 9)
     h.submit(request_of(1, 20, max_tokens=3))
-    h.submit(request_of(2, 5, max_tokens=4))
+    h.submit(request_of(2, (40, 41, 42, 43, 44), max_tokens=4))
     h.run()
     stats = h.engine.stats()
     assert (stats.prompt_tokens, stats.completion_tokens, stats.requests_completed) == (25, 7, 2)

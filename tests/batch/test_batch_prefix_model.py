@@ -130,3 +130,26 @@ def test_forks_share_their_leaders_prompt(built: tuple[Engine, list[tuple[int, .
     hits = (len(prompt) - 1) // block * block
     assert [outputs[-1].cached_tokens for outputs in found.values()] == [0, *[hits] * 4]
     assert len({tuple(tokens_of(outputs)) for outputs in found.values()}) == 1
+
+
+def test_prompts_that_come_together_read_once_what_they_share(smollm2_path: Path) -> None:
+    config = EngineConfig(model=str(smollm2_path), backend="cpu", rows=3, max_seq=256, threads=1)
+    engine, text = build_engine(config)
+    prompts = [tuple(text.tokenizer.encode(SYSTEM + question)) for question in (*QUESTIONS, "Only the weekend:")]
+
+    def ask(salt: str, *names: int) -> dict[int, list[Output]]:
+        greedy = SamplingParams(temperature=0.0)
+        requests = [
+            GenerateRequest(id=n, prompt=prompts[n], sampling=greedy, max_tokens=ANSWER, cache_salt=salt) for n in names
+        ]
+        return ran(engine, *requests)
+
+    together = ask("together", 0, 1, 2)
+    shared = next(n for n, tokens in enumerate(zip(*prompts, strict=False)) if len({*tokens}) > 1)
+    hits = shared // engine.info.kv_block_size * engine.info.kv_block_size
+    # Two of them may begin with a block more that is alike.
+    assert together[0][-1].cached_tokens == 0
+    assert min(together[n][-1].cached_tokens for n in (1, 2)) == hits > 0
+    for n in range(3):
+        assert tokens_of(together[n]) == tokens_of(ask(f"alone {n}", n)[n])
+    engine.close()

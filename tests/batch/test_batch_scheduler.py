@@ -35,11 +35,17 @@ def scheduler_of(
 
 
 def sequence_of(
-    name: int, prompt: int = 3, max_tokens: int = 5, credit: int | None = None, scored: int | None = None
+    name: int,
+    prompt: int = 3,
+    max_tokens: int = 5,
+    credit: int | None = None,
+    *,
+    scored: int | None = None,
+    token: int | None = None,
 ) -> Sequence:
-    request = GenerateRequest(
-        id=name, prompt=(7,) * prompt, max_tokens=max_tokens, credit=credit, prompt_logprobs=scored
-    )
+    """With a prompt of one token again and again: its own, which no other prompt has, or `token`."""
+    tokens = (1000 + name if token is None else token,) * prompt
+    request = GenerateRequest(id=name, prompt=tokens, max_tokens=max_tokens, credit=credit, prompt_logprobs=scored)
     return Sequence(request, max_tokens, 0, 0.0)
 
 
@@ -103,7 +109,7 @@ def test_a_crowd_whose_prompts_fit_into_a_step_comes_in_at_once() -> None:
 def test_what_others_have_read_meanwhile_is_found() -> None:
     """A prompt is looked up when its row is given to it, not when it comes."""
     scheduler = scheduler_of(rows=1)
-    first, second = sequence_of(1, 17), sequence_of(2, 17)
+    first, second = sequence_of(1, 17, token=7), sequence_of(2, 17, token=7)
     scheduler.add(first)
     scheduler.add(second)
     assert names(scheduler.admit()) == [1]
@@ -138,9 +144,11 @@ def test_a_fork_goes_on_alone_when_its_leader_ends() -> None:
 
 
 def test_a_fork_shares_its_leaders_blocks_though_equal_ones_were_published_first() -> None:
-    scheduler = scheduler_of(blocks=25)
+    # A prompt that is scored leaves blocks, and nobody waits for them.
+    scheduler = scheduler_of(blocks=25, score_capacity=16)
     kv = scheduler.kv
-    twin, leader, fork = (sequence_of(name, 13, 3) for name in (1, 2, 3))
+    twin = sequence_of(1, 13, 3, scored=0, token=7)
+    leader, fork = (sequence_of(name, 13, 3, token=7) for name in (2, 3))
     fork.leader = leader
     for sequence in (twin, leader, fork):
         scheduler.add(sequence)

@@ -25,8 +25,8 @@ from poot_batch.simulation.mutations import MUTATIONS, Mutation, detect
 CHUNK = 500
 # What the worlds of a chunk must have seen; without it, that they hold says little.
 SEEN = (
-    "ended: stop", "ended: length", "ended: error", "ended: abort", "hits", "forks", "overtaken", "scored",
-    "not finite", "worlds lost to faults",
+    "ended: stop", "ended: length", "ended: error", "ended: abort", "hits", "held", "forks", "overtaken",
+    "scored", "not finite", "worlds lost to faults",
 )  # fmt: skip
 
 

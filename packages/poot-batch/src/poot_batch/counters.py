@@ -21,11 +21,14 @@ class Counters:
         self._waits = [0] * (len(QUEUE_BUCKETS_MS) + 1)
         self._waited_ms = 0.0
 
-    def admitted(self, sequence: Sequence, milliseconds: float) -> None:
-        """A request was given a row, after this time in the queue."""
+    def admitted(self, sequence: Sequence) -> None:
+        """A request was given blocks, some of them from the prefix cache."""
         self.prefix_hit_tokens += sequence.cached
         if sequence.looked_up:
             self.prefix_query_tokens += sequence.prompt_length
+
+    def waited(self, milliseconds: float) -> None:
+        """A request was given a row, after this time in the queue."""
         self._waits[bisect_left(QUEUE_BUCKETS_MS, milliseconds)] += 1
         self._waited_ms += milliseconds
 

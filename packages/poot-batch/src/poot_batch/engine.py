@@ -103,7 +103,7 @@ class Engine:
         return bool(self._inflight) or (bool(self._sequences) and not self._stuck)
 
     def step(self) -> list[Output]:
-        """One turn of the loop. A failing step ends the requests that hold a row; a second one in a row is raised.
+        """One turn of the loop. A failing step ends the requests that hold blocks; a second one in a row is raised.
 
         Raises EngineFaultError when the device is or seems lost; `abandon` then ends what is still open.
         """
@@ -111,12 +111,12 @@ class Engine:
         outputs: list[Output] = []
         try:
             for sequence in self._scheduler.admit():
-                sequence.opened = began
-                self._counters.admitted(sequence, (began - sequence.arrived) * 1000)
-                reach("driver.open")
-                self._driver.open(sequence)
-                if self.on_open is not None:
-                    self.on_open(sequence.request.id)
+                if sequence.reservation is not None:
+                    self._counters.admitted(sequence)
+                    reach("driver.open")
+                    self._driver.open(sequence)
+                if sequence.opened is None:
+                    self._given_row(sequence, began)
             plan = self._scheduler.plan()
             # Without a plan nothing changes until a submission, a grant or the end of a row, which all clear this.
             self._stuck = plan is None and not self._inflight
@@ -149,6 +149,12 @@ class Engine:
 
     def close(self) -> None:
         self._driver.close()
+
+    def _given_row(self, sequence: Sequence, now: float) -> None:
+        sequence.opened = now
+        self._counters.waited((now - sequence.arrived) * 1000)
+        if self.on_open is not None:
+            self.on_open(sequence.request.id)
 
     def _collect(self) -> list[Output]:
         ticket, submitted = self._inflight.popleft()
@@ -192,7 +198,7 @@ class Engine:
             sequence.tokens.append(token)
 
     def _fault(self, error: Exception) -> list[Output]:
-        """End what the failed step may have spoilt: everything that holds a row, or held one when it failed.
+        """End what the failed step may have spoilt: everything that holds blocks, or held some when it failed.
 
         After an error of the device itself nothing that this process does on it can be trusted: that one is final.
         """
@@ -201,6 +207,10 @@ class Engine:
         fault = EngineFaultError(f"the engine failed on a step: {error}")
         if self._faults > 1 or isinstance(error, DeviceError):
             raise fault from error
+        for sequence in self._sequences.values():
+            # Held since this turn, and not told.
+            if sequence.row >= 0 and sequence.reservation is None and sequence.opened is None:
+                self._given_row(sequence, self._clock())
         spoilt = [sequence for sequence in self._sequences.values() if sequence.reservation is not None]
         return [self._failed(sequence, fault) for sequence in spoilt]
 

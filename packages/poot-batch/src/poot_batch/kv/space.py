@@ -32,7 +32,8 @@ class KvSpace:
 
     The prefix cache: full blocks are findable once published, by the chained digest of what they hold. A sequence that
     is longer than the table of a window group writes over its own blocks, so it takes no part. `model` names what
-    computes the blocks; without `caching` nothing is ever found.
+    computes the blocks; without `caching` nothing is ever found. The blocks of a prompt that is being read can be
+    awaited, so that they are computed once.
 
     Every pool holds a sequence of full length, so that whatever may be asked for fits in the end.
     """
@@ -44,6 +45,8 @@ class KvSpace:
         self._model = model
         self._tables = tuple(tables)
         self._pools = tuple(BlockPool(size) for size in pools)
+        # Of the prompts that have blocks, what is not published yet, and by whom it will be.
+        self._promised: dict[bytes, Reservation] = {}
         if any(pool.size < table for pool, table in zip(self._pools, self._tables, strict=True)):
             raise ValueError("a pool holds less than one sequence: such a sequence would wait for ever")
 
@@ -88,7 +91,25 @@ class KvSpace:
             fresh = pool.allocate(count - hits)
             assert fresh is not None, "the room was counted"
             taken.append(np.concatenate([found[group], fresh]) if hits else fresh)
-        return Reservation(tuple(taken), chain, hits, hits)
+        reservation = Reservation(tuple(taken), chain, hits, hits)
+        for digest in chain.digests[hits:] if chain is not None else ():
+            self._promised.setdefault(digest, reservation)
+        return reservation
+
+    def awaited(self, chain: Chain) -> bytes | None:
+        """Of the blocks that this chain lacks, the last of those that running sequences will publish one after another;
+        None when nobody will publish the first."""
+        last = None
+        for digest in chain.digests if self._promised else ():
+            if digest in self._promised:
+                last = digest
+            elif last is not None or any(pool.find(digest) is None for pool in self._pools):
+                break
+        return last
+
+    def promised(self, digest: bytes) -> bool:
+        """Whether a running sequence will publish this block, unless it ends before."""
+        return digest in self._promised
 
     def publish(self, reservation: Reservation, tokens: Tokens[int], positions: int) -> None:
         """Make findable the full blocks among the first `positions`, all of which have been computed."""
@@ -97,12 +118,14 @@ class KvSpace:
             return
         chain.extend(tokens, blocks)
         for index in range(reservation.published, blocks):
+            self._promised.pop(chain.digests[index], None)
             if not self._publish(reservation, index, chain.digests[index]):
                 reservation.shadowed.append(index)
         reservation.published = max(reservation.published, blocks)
 
     def retract(self, reservation: Reservation) -> None:
         """Make what this sequence computed and published findable no longer: its contents are in doubt."""
+        self._renounce(reservation)
         for pool, blocks in zip(self._pools, reservation.blocks, strict=True):
             pool.forget(blocks[reservation.cached : reservation.published])
         reservation.chain = None
@@ -116,6 +139,7 @@ class KvSpace:
 
     def release(self, reservation: Reservation) -> None:
         """Give the sequence's blocks back; those that can be found stay until their room is needed."""
+        self._renounce(reservation)
         chain = reservation.chain
         shadowed = reservation.shadowed if chain is not None else []
         self.restore(reservation)
@@ -146,6 +170,12 @@ class KvSpace:
                     return [group[: len(found[-1])] for group in found]
                 group.append(block)
         return found
+
+    def _renounce(self, reservation: Reservation) -> None:
+        """What it has not published it never will."""
+        for digest in reservation.chain.digests[reservation.published :] if reservation.chain is not None else ():
+            if self._promised.get(digest) is reservation:
+                del self._promised[digest]
 
     def _publish(self, reservation: Reservation, index: int, digest: bytes) -> bool:
         first = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from poot_batch.kv import KvSpace
+from poot_batch.kv import KvSpace, Reservation
 from poot_batch.schedule.budget import PromptBudget
 from poot_batch.schedule.plan import PromptRun, StepPlan
 from poot_batch.schedule.reuse import miss
@@ -17,7 +17,8 @@ AT_ONCE = 16
 
 class Scheduler:
     """A sequence gets a row and the blocks of all it may ever need when it is admitted, so none is preempted or
-    starved; `WaitingLine` says in which order.
+    starved; `WaitingLine` says in which order. One that is held until others have read what it shares with them has a
+    row and no blocks.
 
     `capacity` bounds the tokens of a step; it is no less than `rows`, so that every row can decode in each step.
     `score_capacity` bounds the tokens of a step that scores a prompt; with 0 none is ever added that asks for it.
@@ -41,32 +42,40 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
+        """Sequences without a row."""
         return len(self._waiting)
 
     @property
     def running(self) -> int:
-        return len(self._running)
+        """Sequences with a row."""
+        return len(self._running) + self._waiting.held
 
     def admit(self) -> tuple[Sequence, ...]:
-        """Give rows and blocks to those who can have them; the sequences admitted, whose rows must be opened.
+        """Give rows and blocks to those who can have them; the sequences that got any. The rows of those that have
+        blocks must be opened; one that is held comes without them first, and again when it gets them.
 
         The step waits until all are in: once they have as much to read as it takes, no more than AT_ONCE come with it,
         and the others follow while it runs.
         """
         admitted, unread = [], 0
         for sequence, reservation in self._waiting.take(len(self._free_rows)):
-            sequence.row, sequence.reservation = heappop(self._free_rows), reservation
-            sequence.leader = None
-            sequence.cached = sequence.scheduled = reservation.cached * self.kv.block
-            sequence.cache_miss = miss(sequence, self.kv, reservation.cached)
-            self._running[sequence] = None
-            if sequence.scored:
-                self._scoring[sequence] = None
+            if sequence.row < 0:
+                sequence.row = heappop(self._free_rows)
+            if reservation is not None:
+                self._open(sequence, reservation)
             admitted.append(sequence)
             unread += sequence.prompt_left
             if unread >= self._capacity and len(admitted) >= AT_ONCE:
                 break
         return tuple(admitted)
+
+    def _open(self, sequence: Sequence, reservation: Reservation) -> None:
+        sequence.reservation, sequence.leader = reservation, None
+        sequence.cached = sequence.scheduled = reservation.cached * self.kv.block
+        sequence.cache_miss = miss(sequence, self.kv, reservation.cached)
+        self._running[sequence] = None
+        if sequence.scored:
+            self._scoring[sequence] = None
 
     def plan(self) -> StepPlan | None:
         """The next step: every row that may decode, then prompts in order of admission within the budget.
@@ -133,8 +142,9 @@ class Scheduler:
         sequence.finished = True
         if sequence.reservation is None:
             self._waiting.remove(sequence)
-            return
-        self.kv.release(sequence.reservation)
-        del self._running[sequence]
-        self._scoring.pop(sequence, None)
-        heappush(self._free_rows, sequence.row)
+        else:
+            self.kv.release(sequence.reservation)
+            del self._running[sequence]
+            self._scoring.pop(sequence, None)
+        if sequence.row >= 0:
+            heappush(self._free_rows, sequence.row)

@@ -20,8 +20,9 @@ class Sequence:
 
     `tokens` are the prompt and what was sampled so far. If the prompt is `looked_up` in the prefix cache, its first
     `cached` positions were found there and are never run; `cache_miss` says why it is not more. A fork waits while its
-    `leader` is there, and `passed` counts those that were admitted before it although they came after it. `arrived`,
-    `opened` and `answered` are times of the engine's clock: of its submission, its row and its first token.
+    `leader` is there. One that `awaits` a block, by its digest, has a row and is held until others have computed that.
+    `passed` counts those that were given something before it although they came after it. `arrived`, `opened` and
+    `answered` are times of the engine's clock: of its submission, its row and its first token.
     """
 
     request: GenerateRequest
@@ -37,6 +38,7 @@ class Sequence:
     finished: bool = False
     stops: frozenset[int] = frozenset()
     leader: Sequence | None = None
+    awaits: bytes | None = None
     passed: int = 0
     chain: Chain | None = None
     looked_up: bool = False

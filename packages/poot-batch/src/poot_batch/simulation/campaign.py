@@ -37,6 +37,7 @@ class Tally:
         for life in world.account.lives.values():
             seen[f"ended: {life.finish}"] += 1
             seen["tokens"] += len(life.tokens)
+            seen["held"] += life.was_held
             seen["hits"] += life.cached > 0
             seen["hit tokens"] += life.cached
             seen["forks"] += life.request.fork_of is not None

@@ -78,7 +78,8 @@ def what_is_found_is_there(world: World) -> None:
 
 
 def gauges_agree(world: World) -> None:
-    stats, running, waiting = world.engine.stats(), len(world.account.holders), len(world.account.waiting)
+    stats, account = world.engine.stats(), world.account
+    running, waiting = len(account.holders) + len(account.held), len(account.waiting)
     said = (stats.inflight, stats.queue_depth)
     if said != (running + waiting, waiting):
         what = f"(inflight, queue) are said to be {said} with {running} running, {waiting} waiting"

@@ -13,7 +13,8 @@ from poot_batch.simulation.model import Alone
 @dataclass(slots=True, eq=False)
 class Life:
     """`spoilt_at` is the number of tokens after which its logits are not finite. `row` and `tables`, the
-    blocks of each KV group, are what it was opened with. `causes` are the errors that it may end with.
+    blocks of each KV group, are what it was opened with, and `read` the positions that the device had run before the
+    turn. `causes` are the errors that it may end with.
     """
 
     request: GenerateRequest
@@ -28,6 +29,8 @@ class Life:
     prompt_chances: list[float] = field(default_factory=list)
     outputs: int = 0
     cached: int = 0
+    read: int = 0
+    was_held: bool = False
     overtaken: int = 0
     finish: FinishReason | None = None
     causes: set[str] = field(default_factory=set)

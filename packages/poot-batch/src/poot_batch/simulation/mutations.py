@@ -98,10 +98,10 @@ def _hits_not_held(share: Callable[..., None]) -> Callable[..., None]:
 
 
 def _hits_counted_twice(admitted: Callable[..., None]) -> Callable[..., None]:
-    def faulty(self: Counters, sequence: Sequence, milliseconds: float) -> None:
-        admitted(self, sequence, milliseconds)
+    def faulty(self: Counters, sequence: Sequence) -> None:
+        admitted(self, sequence)
         if sequence.cached:
-            admitted(self, sequence, milliseconds)
+            admitted(self, sequence)
 
     return faulty
 
@@ -121,6 +121,16 @@ def _doubt_ignored(retract: Callable[..., None]) -> Callable[..., None]:
 def _forks_do_not_wait(following: property) -> property:
     """A fork may go in before its leader has anything to share."""
     return property(lambda self: False)
+
+
+def _nothing_awaited(awaited: Callable[..., Any]) -> Callable[..., Any]:
+    """What others are reading is computed once more."""
+    return lambda self, chain: None
+
+
+def _promises_kept_by_nobody(renounce: Callable[..., None]) -> Callable[..., None]:
+    """Blocks of a request that ended before it computed them are still waited for."""
+    return lambda self, reservation: None
 
 
 def _credit_counted_twice(grant: Callable[..., None]) -> Callable[..., None]:
@@ -151,6 +161,8 @@ MUTATIONS = (
     Mutation("what was found is not held", BlockPool, "share", _hits_not_held),
     Mutation("hits are counted twice", Counters, "admitted", _hits_counted_twice),
     Mutation("a fork does not wait", Sequence, "following", _forks_do_not_wait),
+    Mutation("nobody waits for what is being read", KvSpace, "awaited", _nothing_awaited),
+    Mutation("what nobody will read is waited for", KvSpace, "_renounce", _promises_kept_by_nobody),
     Mutation("nothing bounds overtaking", waiting, "OVERTAKEN", lambda bound: 10**9),
     Mutation("a salt separates nothing", KvSpace, "chain", _salt_ignored),
     Mutation("doubtful blocks are published", KvSpace, "retract", _doubt_ignored),

@@ -18,6 +18,7 @@ class Rates:
     cancel: float
     read: float
     fork: float
+    burst: float
     shared: float
     slow: float
     scored: float
@@ -33,7 +34,9 @@ def draw_rates(random: Random) -> Rates:
     """Most worlds are whole; some see faults, some see many. In a few, small requests throng about large ones."""
     chance = random.random
     if chance() < 0.003:
-        quiet = dict.fromkeys(("fork", "shared", "slow", "scored", "stops", "fault", "refuse", "spoil", "abandon"), 0.0)
+        quiet = dict.fromkeys(
+            ("fork", "burst", "shared", "slow", "scored", "stops", "fault", "refuse", "spoil", "abandon"), 0.0
+        )
         return Rates(arrive=0.9, cancel=0.0, read=0.0, crowd=0.97, **quiet)
     troubled = chance() < 0.35
     return Rates(
@@ -41,6 +44,7 @@ def draw_rates(random: Random) -> Rates:
         cancel=random.choice((0.0, 0.01, 0.03, 0.1)),
         read=0.02 + 0.2 * chance(),
         fork=random.choice((0.0, 0.2, 0.5)),
+        burst=random.choice((0.0, 0.0, 0.2, 0.5)),
         shared=random.choice((0.2, 0.7, 0.95)),
         slow=random.choice((0.0, 0.3, 0.8)),
         scored=random.choice((0.0, 0.1, 0.4)),
@@ -111,9 +115,13 @@ class Traffic:
         return tail[: self._max_seq]
 
     def requests(self, recent: list[int]) -> list[GenerateRequest]:
-        """The next arrivals: one request, or the choices of one prompt. `recent` are ids that a fork may name."""
+        """The next arrivals: one request, several that begin alike, or the choices of one prompt. `recent` are ids
+        that a fork may name."""
         random, rates = self._random, self._rates
         prompt, salt = self._prompt(), random.choice(self._salts)
+        if rates.burst and random.random() < rates.burst:
+            tails = [self._tokens(random.choice((0, 1, 3, 9))) for _ in range(random.choice((2, 3, 5)))]
+            return [self._one((prompt + tail)[: self._max_seq], salt, None) for tail in tails]
         leader = self._one(prompt, salt, None)
         if random.random() >= rates.fork:
             return [leader]

@@ -57,6 +57,7 @@ class World:
             default_max_tokens=default,
             clock=lambda: self.now,
         )
+        self.engine.on_open = self._opens
         self.traffic = Traffic(self.random, self.rates, shape.max_seq)
         # Of each KV group, what the device held when a digest was first findable; and all that it may ever hold there.
         self.meaning: list[dict[bytes, int]] = [{} for _ in shape.pools]
@@ -64,6 +65,8 @@ class World:
         # Blocks that somebody holds, as last counted.
         self.used = 0
         self.refused = self.faulted = self.lost = False
+        # Requests that were given a row and not opened, and how many were opened before.
+        self._held: list[tuple[int, int]] = []
         # A row could not be opened: it and others of its turn have left the line, unseen by the device.
         self.opening = False
         # The clients are another process.
@@ -84,7 +87,7 @@ class World:
 
     @property
     def _open(self) -> bool:
-        return bool(self.account.waiting or self.account.holders)
+        return next(self.account.open(), None) is not None
 
     def reach(self, point: str) -> bool:
         """What fails here: a reservation finds no room although there is some, a call of the driver breaks."""
@@ -182,6 +185,9 @@ class World:
     def _step(self) -> None:
         self.now += 0.001
         self.refused = self.faulted = self.opening = False
+        for life in self.account.holders:
+            assert life.row is not None
+            life.read = self.device.rows[life.row].length
         able, opened, findable = self.account.first_in_line(), len(self.device.opened), self._findable()
         try:
             outputs = self.engine.step()
@@ -194,8 +200,10 @@ class World:
             for output in outputs:
                 if output.error_code == "engine_fault":
                     self._demand_cause(output.error_message)
+            # Who came in before it may be reading what it needs.
+            left = able is not None and able.row is None and not self.account.may_await(able)
             self._take(outputs)
-            if able is not None and able.row is None and not (self.refused or self.faulted):
+            if able is not None and left and not (self.refused or self.faulted):
                 raise InvariantError(f"request {able.request.id} was first in line, had room and was not admitted")
             if self.faulted and self.account.holders:
                 raise InvariantError("a row survived the fault of a step")
@@ -203,9 +211,24 @@ class World:
 
     def _admitted(self, since: int, findable: set[int] | None) -> None:
         for n, sequence in enumerate(self.device.opened[since:]):
+            self._hold(since + n)
             # Room for the first may have been made at the cost of what the next would have found.
             life = self.account.admit(sequence, findable if n == 0 else None)
             self._say(f"  {life.request.id} opens row {life.row}, {life.cached} cached; {sequence.cache_miss}")
+        self._hold(len(self.device.opened))
+
+    def _opens(self, request_id: int) -> None:
+        """The engine says that this request has a row."""
+        opened = self.device.opened
+        if not opened or opened[-1].request.id != request_id:
+            self._held.append((len(opened), request_id))
+
+    def _hold(self, opened: int) -> None:
+        """Take note of those who were held before the device opened one more than so many rows."""
+        while self._held and self._held[0][0] <= opened:
+            _, request_id = self._held.pop(0)
+            self.account.hold(request_id, unseen=self.opening)
+            self._say(f"  {request_id} is held")
 
     def _findable(self) -> set[int] | None:
         """The digests in the first KV group that can be found."""
