@@ -49,19 +49,19 @@ def run(scheduler: Scheduler) -> StepPlan:
 
 def test_one_reads_what_others_need_and_they_have_a_row_meanwhile() -> None:
     scheduler = scheduler_of(rows=4)
-    first, second, third, other = sequence_of(0, 10), sequence_of(1, 10), sequence_of(2, 10), sequence_of(3, 0, 5)
-    # All are given rows, and two no blocks: 15 and 8 positions take 4 and 2.
+    first, second, third, other = sequence_of(0, 10), sequence_of(1, 10), sequence_of(2, 10), sequence_of(3, 0, 9)
+    # All are given rows, and two no blocks: 15 and 12 positions take 4 and 3.
     assert added(scheduler, first, second, third, other) == [0, 1, 2, 3]
     assert [sequence.row for sequence in (first, second, third, other)] == [0, 1, 2, 3]
-    assert (second.reservation, third.reservation, scheduler.kv.used) == (None, None, 4 + 2)
+    assert (second.reservation, third.reservation, scheduler.kv.used) == (None, None, 4 + 3)
     assert (scheduler.running, scheduler.waiting) == (4, 0)
     assert [(chunk.sequence.request.id, chunk.count) for chunk in run(scheduler).prompts] == [(0, 12), (3, 4)]
     # Of 10 tokens two blocks are full; the third has tokens of its own.
     assert names(scheduler.admit()) == [1, 2]
     assert (first.cached, second.cached, third.cached) == (0, 8, 8)
     assert [second.row, third.row] == [1, 2]
-    # Blocks 4 and 2 as before, and two of four of the others are shared.
-    assert scheduler.kv.used == 4 + 2 + 2 + 2
+    # Blocks 4 and 3 as before, and two of four of the others are shared.
+    assert scheduler.kv.used == 4 + 3 + 2 + 2
 
 
 def test_nobody_waits_who_shares_no_whole_block() -> None:

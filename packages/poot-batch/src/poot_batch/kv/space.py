@@ -17,13 +17,15 @@ class Reservation:
     """The blocks of one sequence, an array for each group.
 
     The first `cached` of each were found, and the first `published` of each can be found by others; a sequence without
-    `chain` neither finds nor publishes. `shadowed` are those whose equal was published first: they stay private.
+    `chain` neither finds nor publishes. `shadowed` are those whose equal was published first: they stay private. Others
+    wait until its first `awaited` positions have been published.
     """
 
     blocks: tuple[Blocks, ...]
     chain: Chain | None = None
     cached: int = 0
     published: int = 0
+    awaited: int = 0
     shadowed: list[int] = field(default_factory=list)
 
 
@@ -98,10 +100,12 @@ class KvSpace:
 
     def awaited(self, chain: Chain) -> bytes | None:
         """Of the blocks that this chain lacks, the last of those that running sequences will publish one after another;
-        None when nobody will publish the first."""
+        None when nobody will publish the first. Their reservations take note that somebody waits."""
         last = None
-        for digest in chain.digests if self._promised else ():
-            if digest in self._promised:
+        for index, digest in enumerate(chain.digests if self._promised else ()):
+            promising = self._promised.get(digest)
+            if promising is not None:
+                promising.awaited = max(promising.awaited, (index + 1) * self.block)
                 last = digest
             elif last is not None or any(pool.find(digest) is None for pool in self._pools):
                 break

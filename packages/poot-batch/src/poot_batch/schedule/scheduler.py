@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 from poot_batch.kv import KvSpace, Reservation
 from poot_batch.schedule.budget import PromptBudget
 from poot_batch.schedule.plan import PromptRun, StepPlan
+from poot_batch.schedule.reading import shares
 from poot_batch.schedule.reuse import miss
 from poot_batch.schedule.sequence import Sequence
 from poot_batch.schedule.waiting import WaitingLine
@@ -78,7 +79,7 @@ class Scheduler:
             self._scoring[sequence] = None
 
     def plan(self) -> StepPlan | None:
-        """The next step: every row that may decode, then prompts in order of admission within the budget.
+        """The next step: every row that may decode, then prompts within the budget, of which `shares` says how much.
 
         Prompts to score take turns with all of that, one chunk in a step of its own. Advances `scheduled` of the
         sequences it takes. None when nobody can run.
@@ -114,13 +115,9 @@ class Scheduler:
     def _prompts(self, reading: list[Sequence], decoding: int) -> list[PromptRun]:
         room = min(self.budget.tokens(running=decoding > 0), self._capacity - decoding)
         runs = []
-        for sequence in reading:
-            if room <= 0:
-                break
-            count = min(sequence.prompt_left, room)
+        for sequence, count in shares(reading, room).items():
             runs.append(PromptRun(sequence, sequence.scheduled, count))
             sequence.scheduled += count
-            room -= count
         return runs
 
     def _score(self) -> StepPlan:
