@@ -80,8 +80,10 @@ def test_what_it_does_not_take_is_left_to_others(changed: Callable[[Attended], A
     assert not accepts(changed(it))
 
 
-def test_results_do_not_depend_on_who_comes_first() -> None:
-    case = Case(((0, 500, 2), (1, 100, 40)), parts=4)
+@pytest.mark.parametrize("decoding", [1, 2, 3])
+def test_results_do_not_depend_on_who_comes_first(decoding: int) -> None:
+    """Nor whether each warp has its own keys, which are few pairs', or not."""
+    case = Case(((0, 500, decoding), (1, 100, 40)), parts=4)
     first, _ = run(case)
     assert torch.equal(run(case, backwards=True)[0], first)
     for turns in (1, 2):
@@ -93,7 +95,8 @@ def test_results_do_not_depend_on_who_comes_first() -> None:
     [Case(((0, 0, 70),), sinks=True, parts=2), Case(((0, 0, 80),), window=90, softcap=2.0, heads=2)],
     ids=str,
 )
-def test_a_program_is_checked_before_it_is_used(case: Case, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("query", [0, -2, -1])  # of a prompt, of a few that decode, and one alone
+def test_a_program_is_checked_before_it_is_used(case: Case, query: int, caplog: pytest.LogCaptureFixture) -> None:
     it, _ = attended(case)
     device = HostDevice()
 
@@ -102,7 +105,7 @@ def test_a_program_is_checked_before_it_is_used(case: Case, caplog: pytest.LogCa
 
         def both() -> None:
             launch()
-            small.tensors[3][-1, -1, :2] += 40.0  # of one head of one query
+            small.tensors[3][query, -1, :2] += 40.0  # of one head of one query
 
         return both
 

@@ -23,7 +23,7 @@ _MOST_OFF = 2e-2  # of the norm: weights and results are rounded to bfloat16
 
 
 def agrees(it: Attended, attend: Callable[[Attended], Callable[[], object]]) -> bool:
-    """Run the attention of a site's op on noise: two items of a prompt, and queries whose keys are cut in two."""
+    """Run the attention of a site's op on noise: two items of a prompt; a few queries, and one, of cut keys."""
     small, wanted = _example(it)
     attend(small)()
     found = small.tensors[3].float()
@@ -37,15 +37,15 @@ def agrees(it: Attended, attend: Callable[[Attended], Callable[[], object]]) -> 
 def _example(it: Attended) -> tuple[Attended, torch.Tensor]:
     op, (_, heads, width) = it.op, it.q.shape
     tile, device = min(op.tile, it.tokens), it.q.device
-    counts = [tile + 5, min(3, tile)]
+    counts = [tile + 5, min(3, tile), 1]
     tokens, blocks = sum(counts), -(-(_FIRST + tile + 5) // op.block)
     noise = torch.Generator().manual_seed(1)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=noise)
 
-    table = torch.randperm(2 * blocks, generator=noise).int().view(2, blocks)
-    k, v = (normal(2 * blocks * op.block, it.kv_heads, width).to(it.q.dtype) for _ in range(2))
+    table = torch.randperm(len(counts) * blocks, generator=noise).int().view(len(counts), blocks)
+    k, v = (normal(table.numel() * op.block, it.kv_heads, width).to(it.q.dtype) for _ in range(2))
     q = (normal(tokens, heads, width) / (op.scale * width**0.5)).to(it.q.dtype)
     # The model's may still be on their way. These are as much as all keys: else one that counts twice is not seen.
     sinks = (normal(heads) + 5,) if op.sinks else ()
@@ -53,7 +53,7 @@ def _example(it: Attended) -> tuple[Attended, torch.Tensor]:
     (plan,) = AttentionPlan(tokens, tile, op.window, op.splits).reference(runs)
     (wanted,) = op.reference(q, k, v, plan, table, *sinks)
     if op.splits > 1:
-        _cut_last(plan)
+        plan = _cut(plan, 2)
     out = torch.zeros_like(q)
     parts = torch.zeros(tokens * heads * op.splits * (width + 2))
     locks = torch.zeros(tokens * it.kv_heads, dtype=torch.int32)
@@ -66,12 +66,19 @@ def _example(it: Attended) -> tuple[Attended, torch.Tensor]:
     return small, wanted.to(device)
 
 
-def _cut_last(plan: torch.Tensor) -> None:
-    """Cut the keys of a plan's last item in two, if they are more than 128."""
-    last, begin, end = int(plan[0, 0]), PlanLayout.KV_BEGIN, PlanLayout.KV_END
-    if plan[last, end] - plan[last, begin] > _CUT:
-        plan[0, 0] += 1
-        plan[last + 1] = plan[last]
-        plan[last, end] = plan[last + 1, begin] = plan[last, begin] + _CUT
-        plan[last + 1, PlanLayout.SPLIT] = 1
-        plan[last : last + 2, PlanLayout.SPLITS] = 2
+def _cut(plan: torch.Tensor, last: int) -> torch.Tensor:
+    """The plan with the keys of its last items cut in two where they are more than 128."""
+    begin, end, items = PlanLayout.KV_BEGIN, PlanLayout.KV_END, []
+    count = int(plan[0, 0])
+    for index, item in enumerate(plan[1 : 1 + count]):
+        if index < count - last or item[end] - item[begin] <= _CUT:
+            items.append(item)
+            continue
+        for part in range(2):
+            half = item.clone()
+            half[PlanLayout.SPLIT], half[PlanLayout.SPLITS] = part, 2
+            half[begin if part else end] = item[begin] + _CUT
+            items.append(half)
+    head = torch.zeros_like(plan[:1])
+    head[0, 0] = len(items)
+    return torch.cat([head, torch.stack(items)])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -89,7 +88,6 @@ class GraphDevice(TritonDevice):
         self.pool = torch.cuda.graph_pool_handle()
         self.side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         copies = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        threading.Thread(target=_hash_triton, name="triton", daemon=True).start()
         self._uploads = Uploader(lambda: PinnedLane(copies), min(_UPLOAD_THREADS, os.cpu_count() or 1))
         self._up, self._down = _Ring(), _Ring()
         clock = DeviceClock(self.side, properties.L2_cache_size, self._finish_uploads)
@@ -189,14 +187,6 @@ class GraphDevice(TritonDevice):
             self._uploads.finish()
         except RuntimeError as error:
             raise failure(error) from error
-
-
-def _hash_triton() -> None:
-    """Have Triton read its own files, once a process: the first kernel would wait half a second for it."""
-    with contextlib.suppress(Exception):  # another release may do it otherwise, or not at all
-        from triton.runtime.cache import triton_key
-
-        triton_key()
 
 
 def shared_bytes(properties: Any) -> int:
