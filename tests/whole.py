@@ -33,7 +33,8 @@ printing = threading.Lock()
 
 def environment(bytecode: str) -> dict[str, str]:
     """That of the parts. `bytecode`: a folder that goes with the run."""
-    found = dict(os.environ)
+    # Threads that spin while they wait take the core of the other part. Engines let theirs sleep themselves.
+    found = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     # Some hundred processes import torch, and would each compile its sources.
     if found.pop("PYTHONDONTWRITEBYTECODE", None):
         found["PYTHONPYCACHEPREFIX"] = bytecode
