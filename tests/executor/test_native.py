@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,40 @@ def test_results_do_not_depend_on_the_number_of_threads(library: NativeLibrary) 
     library.matmul(number, weight.data_ptr(), x.data_ptr(), 96, part.data_ptr(), 16, 3, 16, 96)
     assert torch.equal(whole[:, :16], part)
     torch.testing.assert_close(whole, x @ weight.T, rtol=1e-4, atol=1e-4)
+
+
+# In a process of its own, since one in which the workers are given two jobs at once may crash or never end.
+TWO_ENGINES = """
+import threading, torch
+from poot_executor.backends.cpu.kernels.packed import Dense
+from poot_executor.backends.cpu.native import load_library
+
+library = load_library()
+print(library.start_threads(2))
+number = library.number(Dense("F32"), 96, 4096)
+
+def multiply(seed):
+    generator = torch.Generator().manual_seed(seed)
+    weight, x = torch.randn(4096, 96, generator=generator), torch.randn(1, 96, generator=generator)
+    out, wrong = torch.empty(1, 4096), 0
+    for _ in range(3000):
+        out.fill_(torch.nan)
+        library.matmul(number, weight.data_ptr(), x.data_ptr(), 96, out.data_ptr(), 4096, 1, 4096, 96)
+        wrong += not torch.allclose(out, x @ weight.T, rtol=1e-4, atol=1e-4)
+    print(wrong)
+
+threads = [threading.Thread(target=multiply, args=(seed,)) for seed in (1, 2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_two_engines_of_a_process_share_the_threads(library: NativeLibrary) -> None:
+    command = [sys.executable, "-c", TWO_ENGINES]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (run.returncode, run.stdout.split()) == (0, ["2", "0", "0"]), run.stderr
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 100])

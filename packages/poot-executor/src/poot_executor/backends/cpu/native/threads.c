@@ -21,7 +21,7 @@ static struct {
     atomic_ullong state;
     atomic_long done;
     atomic_int sleeping;
-    int threads;
+    atomic_int threads;
     atomic_long grain;
     const void *job;
     kernel_t kernel;
@@ -77,28 +77,31 @@ int poot_threads(int threads) {
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_mutex_lock(&pool.lock);
     for (pthread_t thread; pool.threads < threads && pool.threads < MAX_THREADS; pool.threads++)
         if (pthread_create(&thread, &attributes, worker, NULL)) break;
+    const int there = pool.threads;
+    pthread_mutex_unlock(&pool.lock);
     pthread_attr_destroy(&attributes);
-    return pool.threads;
+    return there;
 }
-
-/* On a busy machine the system puts workers aside in the middle of a unit, for far longer than a job takes. Then the
-   caller works alone for a while, for longer each time it happens again. */
-enum { ALONE_LEAST = 32, ALONE_MOST = 8192 };
-static int alone = 0, alone_next = ALONE_LEAST;
 
 long poot_grain(long units, long least) {
     long share = units / (8L * pool.threads);
     return share < least ? least : share & ~1L;
 }
 
-void poot_run(kernel_t kernel, const void *job, long units, long grain) {
-    if (pool.threads == 1 || units <= grain || alone) {
-        if (alone) alone--;
-        kernel(job, 0, units);
-        return;
-    }
+/* Whether some caller has the workers, and what follows is its own. Another one, which is the engine of another model on
+   a thread of its own, does not wait for them: it works alone. */
+static atomic_flag taken = ATOMIC_FLAG_INIT;
+
+/* On a busy machine the system puts workers aside in the middle of a unit, for far longer than a job takes. Then the
+   caller works alone for a while, for longer each time it happens again. */
+enum { ALONE_LEAST = 32, ALONE_MOST = 8192 };
+static int alone = 0, alone_next = ALONE_LEAST;
+
+/* By the one caller that has the workers. */
+static void run_together(kernel_t kernel, const void *job, long units, long grain) {
     uint64_t number = atomic_load_explicit(&pool.state, memory_order_relaxed) >> 2 * BITS;
     pool.job = job;
     pool.kernel = kernel;
@@ -119,4 +122,17 @@ void poot_run(kernel_t kernel, const void *job, long units, long grain) {
         alone_next = alone_next * 2 < ALONE_MOST ? alone_next * 2 : ALONE_MOST;
     } else if (alone_next > ALONE_LEAST)
         alone_next--;
+}
+
+void poot_run(kernel_t kernel, const void *job, long units, long grain) {
+    int together = 0;
+    if (pool.threads > 1 && !atomic_flag_test_and_set_explicit(&taken, memory_order_acquire)) {
+        together = units > grain && !alone;
+        if (together)
+            run_together(kernel, job, units, grain);
+        else if (alone)
+            alone--;
+        atomic_flag_clear_explicit(&taken, memory_order_release);
+    }
+    if (!together) kernel(job, 0, units);
 }
