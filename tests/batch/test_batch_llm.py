@@ -424,11 +424,18 @@ def test_which_of_several_prompts_is_wrong(llm: LLM, wrong: object, told: str) -
     assert (type(raised.value), raised.value.param) == (type(alone.value), alone.value.param)
 
 
-@pytest.mark.parametrize("prompts", [None, 5, [None], [1.5]])
-def test_what_cannot_be_scored_is_refused_in_type(llm: LLM, prompts: object) -> None:
-    with pytest.raises(RequestError) as raised:
-        llm.score(prompts)
-    assert raised.value.param == "prompt"
+@pytest.mark.parametrize("prompts", [None, 5, [None], [1.5], {"a": 1}, {"a", "b"}])
+def test_what_is_no_prompt_is_refused_in_type(llm: LLM, prompts: object) -> None:
+    for call in (llm.score, llm.generate):
+        with pytest.raises(RequestError) as raised:
+            call(prompts)
+        assert raised.value.param == "prompt"
+
+
+@pytest.mark.parametrize("stop", [5, [5], b"x"])
+def test_a_stop_that_is_no_text_is_refused_in_type(llm: LLM, stop: object) -> None:
+    with pytest.raises(RequestError):
+        llm.generate("x", stop=stop, max_tokens=1)
 
 
 def test_a_closed_llm(smollm2_path: Path) -> None:

@@ -54,6 +54,8 @@ def step(reading: list[Sequence], room: int, rule: Rule = shares) -> dict[int, i
         ([100, 6], 16, {1: 6, 0: 10}),
         # The shortest first, in order of arrival among equals: 3 and 3 of 8, and 2 for the next one.
         ([100, 7, 3, 3, 9], 16, {2: 3, 3: 3, 1: 2, 0: 8}),
+        # Of about one length, up to the next power of two, the earliest.
+        ([100, 7, 5, 9, 8], 16, {1: 7, 2: 1, 0: 8}),
         # Half as much is short, and more is not.
         ([100, 60, 51], 16, {0: 16}),
         ([100, 60, 50], 16, {2: 8, 0: 8}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
@@ -19,6 +19,8 @@ def prompt_list(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(given, str | bytes | bytearray):
         return [given]
     try:
+        if isinstance(given, Mapping | Set):
+            raise TypeError(f"a {type(given).__name__} is no sequence")
         items: list[Any] = list(given)
     except TypeError as error:
         raise RequestError(f"prompts are text or token ids, one or several: {error}", param="prompt") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -195,7 +195,8 @@ class LLM:
         stop = options.get("stop") or ()
         fields = {
             **options,
-            "stop": (stop,) if isinstance(stop, str) else tuple(stop),
+            # Any list of them is taken; what is none is refused with the rest.
+            "stop": (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else stop,
             "id": next(self._ids),
             "prompt": (),
             "sampling": sampling or SamplingParams(),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
-
 from poot_batch.schedule.sequence import Sequence
 
 
@@ -12,9 +10,9 @@ def shares(reading: list[Sequence], room: int) -> dict[Sequence, int]:
     are.
 
     Half of the room goes by that order. Where it ends on a prompt that needs more, the other half is for those behind
-    that have at most half as much left, the shortest first; what they leave goes by the order again. So a short prompt
-    does not wait until a long one is read, which keeps at least half of its speed, and prompts of about one length are
-    read one after another.
+    that have at most half as much left, the shortest first, and of about one length (up to the next power of two) the
+    earliest; what they leave goes by the order again. So a short prompt does not wait until a long one is read, which
+    keeps at least half of its speed, and prompts of about one length are read one after another.
     """
     share = room // 2
     rest = room - share
@@ -25,7 +23,7 @@ def shares(reading: list[Sequence], room: int) -> dict[Sequence, int]:
         rest -= left
         index += 1
     behind = [(_wanted(sequence), sequence) for sequence in reading[index + 1 :]]
-    short = sorted((pair for pair in behind if pair[0] <= left // 2), key=itemgetter(0))
+    short = sorted((pair for pair in behind if pair[0] <= left // 2), key=lambda pair: pair[0].bit_length())
     for wanted, sequence in short:
         if not share:
             break
