@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from poot_executor.backends.triton.choices import Choices
 from poot_executor.backends.triton.device import TritonDevice
 from poot_executor.backends.triton.kernels.few_rows import FewRowsLinearKernel
 from poot_executor.backends.triton.kernels.gated import GatedLinearKernel
-from poot_executor.backends.triton.kernels.kernel import place
+from poot_executor.backends.triton.kernels.kernel import place, typed, view
 from poot_executor.backends.triton.kernels.linear import LinearKernel
 from poot_executor.backends.triton.kernels.parts import PartsKernel
 from poot_executor.backends.triton.memory import TorchAllocation
@@ -411,6 +411,21 @@ def linear(rows: int, k: int = 64, n: int = 16, dtype: DType = DType.BF16) -> tu
     x, weight, out = TensorType((rows, k), dtype, "tokens"), TensorType((n, k), dtype), TensorType((rows, n), dtype)
     site = Site(Linear(), (x, weight), (out,), (None, "w"), (None, Dense("BF16")), dtype)
     return site, Operands((operand(x, 1.0), None), (operand(out),), (torch.ones(n, k, dtype=BF16),), None)
+
+
+def test_a_view_of_an_operand_is_made_once() -> None:
+    """Layers have the same places in the arena; another shape, type or place is another view."""
+    it = operand(TensorType((4, 8), DType.BF16), 1.0)
+    whole = view(it)
+    assert view(replace(it)) is whole
+    later = typed(it, (3, 8), None, DType.BF16, 16)
+    assert typed(it, (3, 8), None, DType.BF16, 16) is later
+    assert (later.data_ptr() - whole.data_ptr(), later.shape) == (16, (3, 8))
+    assert typed(it, (2, 8), None, DType.F32).dtype is torch.float32
+    assert typed(it, (4, 4), (8, 1), DType.BF16).stride() == (8, 1)
+    later.fill_(2.0)
+    assert whole[0].tolist() == [1.0] * 8
+    assert whole[1:].tolist() == [[2.0] * 8] * 3
 
 
 def test_linear_products_are_the_device_s() -> None:
