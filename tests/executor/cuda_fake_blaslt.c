@@ -20,8 +20,8 @@ static int the_handle;
 
 /* What the caller sets: what calls answer, and whether there is any of what is asked for. */
 int opening, refused_descriptors, no_heuristics, no_init, status;
-/* What was done: handles that were opened, descriptors that were made and are there now, products, questions. */
-int handles, made, alive, products, questions;
+/* What was done: handles that were opened, descriptors that were made and are there now, products, questions, checks. */
+int handles, made, alive, products, questions, checks;
 /* The latest question's preference, and the latest product. */
 preference wanted; algorithm used; void *on_stream, *with_workspace; size_t workspace_bytes; layout layouts[3];
 
@@ -125,6 +125,7 @@ int cublasLtMatmulAlgoConfigGetAttribute(const algorithm *of, int attribute, voi
 /* Of algorithm 66 it takes what goes by fewer than eight options, but for three tiles. */
 int cublasLtMatmulAlgoCheck(void *handle, desc *what, layout *a, layout *b, layout *c, layout *d, const algorithm *it,
                             found *result) {
+    checks++;
     if (!fits(handle, what, a, b, c, d) || it->magic != ALGORITHM || it->numbers[STAGES] != 35) return INVALID;
     if (it->numbers[CUSTOM] >= 8) return NOT_SUPPORTED;
     result->state = it->numbers[TILE] == 166 ? NOT_SUPPORTED : OK;

@@ -208,6 +208,15 @@ def test_an_algorithm_is_made_from_its_name(fake: ctypes.CDLL) -> None:
         check(operands)
 
 
+def test_layers_share_an_algorithm_that_is_made_from_its_name(fake: ctypes.CDLL) -> None:
+    operands, name = plain(), list(blaslt.products(*plain(), room()))[1]
+    forget()
+    before = read(fake, "checks")
+    for _ in range(3):
+        assert list(blaslt.products(*operands, room(), name)) == [name]
+    assert read(fake, "checks") == before + 1
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -158,6 +158,7 @@ class _Described:
         self._out = self._layout(problem.out, problem.kind)
         self._layouts = self._a, self._b, self._out, self._out
         self._one, self._zero = ctypes.c_float(1), ctypes.c_float(0)
+        self._named: dict[str, Algorithm | None] = {}
 
     @cached_property
     def algorithms(self) -> dict[str, Algorithm]:
@@ -171,10 +172,13 @@ class _Described:
         return made
 
     def named(self, name: str) -> Algorithm | None:
-        """The algorithm of this name, made from what the name says if the library takes it."""
-        values = said_by(name)
-        made = self._taken(values) if values else None
-        return made if made is not None and name_of(made) == name else self.algorithms.get(name)
+        """The algorithm of this name, made from what the name says if the library takes it: once for all layers."""
+        if name not in self._named:
+            values = said_by(name)
+            made = self._taken(values) if values else None
+            taken = made is not None and name_of(made) == name
+            self._named[name] = made if taken else self.algorithms.get(name)
+        return self._named[name]
 
     def bind(self, operands: tuple[torch.Tensor, ...], only: str | None) -> dict[str, Callable[[], None]]:
         """The calls of all algorithms over x, weight, out and workspace, or of one."""
