@@ -31,6 +31,20 @@ __device__ __forceinline__ float* part_of(float* parts, long long target, int sp
   return parts + (target * SPLITS + split) * (DIM + 2);
 }
 
+// After all warps of a block have written their part of what was cut: whether it is the last block to come, which sees
+// what all have written. The lock is zero between runs; who writes `last` next has met all others before.
+__device__ __forceinline__ bool comes_last(int* lock, int splits, int* last) {
+  __threadfence();
+  sync_first<THREADS>();
+  if (threadIdx.x == 0) {
+    *last = add_acq_rel(lock, 1) == splits - 1;
+    if (*last) *lock = 0;
+  }
+  sync_first<THREADS>();
+  __threadfence();
+  return *last;
+}
+
 // Add up the parts of one (query, head) pair, in their order, by one warp. A lane knows one part's share, and has a few
 // elements of all parts, which are on their way several parts at a time.
 __device__ __forceinline__ void merge_parts(unsigned short* out, const float* parts, long long target, int splits) {

@@ -267,17 +267,7 @@ __device__ __forceinline__ void add_values(float (&sums)[DIM / 2], const unsigne
 // After all warps have written their part of an item that was cut: the last block to come adds up all parts.
 __device__ __forceinline__ void merge(const Item& item, int head, unsigned short* out, const float* parts, int* locks,
                                       int* last) {
-  __threadfence();
-  sync_first<THREADS>();
-  if (threadIdx.x == 0) {
-    int* lock = locks + item.start * KV_HEADS + head;
-    *last = add_acq_rel(lock, 1) == item.splits - 1;
-    if (*last) *lock = 0;
-  }
-  sync_first<THREADS>();
-  __threadfence();
-  // Who writes it next has met all others before.
-  if (!*last) return;
+  if (!comes_last(locks + item.start * KV_HEADS + head, item.splits, last)) return;
   for (int line = threadIdx.x / 32; line < item.queries * SHARE; line += THREADS / 32) {
     const long long target = static_cast<long long>(item.start + line / SHARE) * HEADS + head * SHARE + line % SHARE;
     merge_parts(out, parts, target, item.splits);

@@ -93,16 +93,8 @@ __device__ __forceinline__ void copy(Slots slots, const BoxMap& k_pool, const Bo
 // After all of a block's warps have written a part: whoever comes last adds up all parts.
 __device__ __forceinline__ void merge(const Units& units, unsigned short* out, const float* parts, int* locks,
                                       int* last) {
-  __threadfence();
-  sync_first<THREADS>();
-  if (threadIdx.x == 0) {
-    int* lock = locks + units.item.start * KV_HEADS + units.head + units.pair / 8;
-    *last = add_acq_rel(lock, 1) == units.item.splits - 1;
-    if (*last) *lock = 0;
-  }
-  sync_first<THREADS>();
-  __threadfence();
-  if (!*last) return;
+  int* lock = locks + units.item.start * KV_HEADS + units.head + units.pair / 8;
+  if (!comes_last(lock, units.item.splits, last)) return;
   const int pairs = min(units.item.queries * SHARE - units.pair, 8);
   for (int i = threadIdx.x / 32; i < UNIT_HEADS * pairs; i += WARPS)
     merge_parts(out, parts, Pair(units.item, units.head + i / pairs, units.pair, i % pairs).target, units.item.splits);
