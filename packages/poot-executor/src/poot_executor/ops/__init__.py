@@ -4,7 +4,7 @@ from poot_executor.ops.attention import AttentionPlan, PagedAttention
 from poot_executor.ops.base import Example, Tolerance
 from poot_executor.ops.catalogue import all_ops
 from poot_executor.ops.deferred import NormedGatedLinear, NormedLinear, ResidualLinear
-from poot_executor.ops.gather import GatherRows, KeepLast, SlotMap
+from poot_executor.ops.gather import GatherRows, KeepLast, LastRows, SlotMap
 from poot_executor.ops.linear import Embed, GatedLinear, Linear
 from poot_executor.ops.norm import AddRmsNorm, LayerNorm, RmsNorm
 from poot_executor.ops.pointwise import Add, Clamp, GatedActivation, Gelu, Mul, Scale, SoftCap, XIelu
@@ -31,6 +31,7 @@ __all__ = [
     "Greedy",
     "Into",
     "KeepLast",
+    "LastRows",
     "LayerNorm",
     "Linear",
     "LinearAddRmsNorm",

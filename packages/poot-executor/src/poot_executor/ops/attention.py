@@ -27,6 +27,7 @@ class AttentionPlan(Op):
     """The step's work list: runs (R, 4) to items (1 + W, 8) of PlanLayout, at most `tile` queries an item.
 
     One plan serves every layer of a KV group. `window` w lets a query at p see keys p - w + 1 to p; None sees all.
+    With `last` each run is its last token alone, and that of run i is query i.
     Backends may cut an item's keys, into at most `splits` items; only their own attention kernels read the plan. Where
     an item is cut depends on it alone, so that a row's result does not depend on its neighbours.
     """
@@ -35,6 +36,7 @@ class AttentionPlan(Op):
     tile: int = 64
     window: int | None = None
     splits: int = 1
+    last: bool = False
 
     tolerance: ClassVar = EXACT
 
@@ -52,6 +54,8 @@ class AttentionPlan(Op):
         plan = torch.zeros(1 + self.items(runs.shape[0]), PlanLayout.COLUMNS, dtype=torch.int32)
         items, flat = [], 0
         for row, first, length, _ in runs.tolist():
+            if self.last and length:
+                first, length = first + length - 1, 1  # noqa: PLW2901
             for start in range(0, length, self.tile):
                 queries = min(self.tile, length - start)
                 position = first + start

@@ -55,7 +55,12 @@ class SlotMap(Op):
 
 @dataclass(frozen=True, slots=True)
 class KeepLast(Op):
-    """Keep each run's last hidden vector: (hidden (T, D), runs, kept (R, D)) to kept'."""
+    """Keep each run's last hidden vector: (hidden (T, D), runs, kept (R, D)) to kept'.
+
+    With `taken` hidden is (R, D), what `LastRows` makes: it has no other vectors.
+    """
+
+    taken: bool = False
 
     writes: ClassVar = {0: 2}
     tolerance: ClassVar = EXACT
@@ -71,7 +76,7 @@ class KeepLast(Op):
         hidden, runs, kept = inputs[0], inputs[1], inputs[2].clone()
         at = 0
         for row, _, length, _ in runs.tolist():
-            at += length
+            at += min(length, 1) if self.taken else length
             if length:
                 kept[row] = hidden[at - 1]
         return (kept,)
@@ -80,17 +85,55 @@ class KeepLast(Op):
     def examples(cls) -> tuple[Example, ...]:
         import torch
 
-        def make(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-            runs = torch.tensor([[2, 5, 1, 0], [0, 0, 4, 1], [0, 0, 0, 0]], dtype=torch.int32)
-            return floats(generator, 6, 8), runs, torch.zeros(3, 8)
+        def case(name: str, hidden: TensorType, op: KeepLast) -> Example:
+            def make(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+                return floats(generator, *hidden.shape), _two_runs(), torch.zeros(3, 8)
 
-        types = (
-            TensorType((6, 8), DType.ACT, "tokens"),
-            TensorType((3, RowLayout.RUN), DType.I32),
-            TensorType((3, 8), DType.ACT),
+            types = (hidden, _RUNS, TensorType((3, 8), DType.ACT))
+            return Example(name, op, types, (Role.INPUT, Role.INPUT, Role.STATE), make, _TWO_RUNS)
+
+        return (
+            case("two runs", TensorType((6, 8), DType.ACT, "tokens"), cls()),
+            case("two runs, taken", TensorType((3, 8), DType.ACT, "runs"), cls(taken=True)),
         )
-        live = {"tokens": 5, "runs": 2}
-        return (Example("two runs", cls(), types, (Role.INPUT, Role.INPUT, Role.STATE), make, live),)
+
+
+@dataclass(frozen=True, slots=True)
+class LastRows(Op):
+    """What each run's last token has: (x (T, ...), runs (R, 4)) to (R, ...), in the order of the runs."""
+
+    tolerance: ClassVar = EXACT
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        x, runs = inputs
+        return (TensorType((runs.shape[0], *x.shape[1:]), x.dtype, "runs"),)
+
+    def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x, runs = inputs
+        lengths = runs[:, 2].long()
+        return (x[lengths.cumsum(0)[lengths > 0] - 1],)
+
+    @classmethod
+    def examples(cls) -> tuple[Example, ...]:
+        def case(name: str, *shape: int) -> Example:
+            def make(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+                return floats(generator, *shape), _two_runs()
+
+            types = (TensorType(shape, DType.ACT, "tokens"), _RUNS)
+            return Example(name, cls(), types, (Role.INPUT, Role.INPUT), make, _TWO_RUNS)
+
+        return case("two runs", 6, 8), case("heads", 7, 3, 16), case("wide", 5, 1100)
+
+
+_RUNS = TensorType((3, RowLayout.RUN), DType.I32)
+_TWO_RUNS = {"tokens": 5, "runs": 2}
+
+
+def _two_runs() -> torch.Tensor:
+    """Of rows 2 and 0, with one token and with four."""
+    import torch
+
+    return torch.tensor([[2, 5, 1, 0], [0, 0, 4, 1], [0, 0, 0, 0]], dtype=torch.int32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,9 @@ class Rewriter:
         self._values.append(Value(len(self._values), name, type_, Role.TEMPORARY))
         return len(self._values) - 1
 
+    def types(self, ids: Sequence[int]) -> tuple[TensorType, ...]:
+        return tuple(self._values[i].type for i in ids)
+
     def keep(self, node: Node) -> None:
         """Take a node of the old graph as it is."""
         self.nodes.append(node)

@@ -15,7 +15,7 @@ from poot_executor.kernels.kernel import WeightForm
 from poot_executor.kernels.select import Choice, runs_all, select, site_of
 from poot_executor.memory.account import MemoryClass
 from poot_executor.memory.plan import ArenaPlan, plan_arena
-from poot_executor.passes import PASSES
+from poot_executor.passes import PASSES, narrow
 
 
 class EntryKey(NamedTuple):
@@ -118,7 +118,7 @@ def compile_graphs(device: Device, graphs: Mapping[EntryKey, Graph]) -> Compiled
     states: dict[str, TensorType] = {}
     staging = 0
     for key, source in graphs.items():
-        graph = source
+        graph = narrow(source, lambda tokens, share, width: (device.tile(tokens, share), device.splits(tokens, width)))
         for step in PASSES:
             made = step.run(graph)
             if runs_all(made, step.makes, device.kernels, device.activation):

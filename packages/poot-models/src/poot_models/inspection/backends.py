@@ -32,6 +32,12 @@ class _PaperDevice:
     activation: DType
     alignment: int = 256
 
+    def tile(self, tokens: int, share: int) -> int:
+        return 1
+
+    def splits(self, tokens: int, width: int) -> int:
+        return 1
+
 
 def backend_facts(handle: ModelHandle) -> tuple[BackendFacts, ...]:
     """One of each backend that users can name, in the order of its table."""

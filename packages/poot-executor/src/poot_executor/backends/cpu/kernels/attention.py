@@ -75,15 +75,17 @@ class AttentionPlanKernel(CpuKernel):
         op = site.op
         assert isinstance(op, AttentionPlan)
         runs, plan = view(operands.input(0)).numpy(), _plan_of(operands.outputs[0], device)
-        return lambda live: lambda: plan.set(list(_items(runs[: live.runs], op.tile, op.window)))
+        return lambda live: lambda: plan.set(list(_items(runs[: live.runs], op)))
 
 
-def _items(runs: npt.NDArray[np.int32], tile: int, window: int | None) -> Iterator[PlanItem]:
+def _items(runs: npt.NDArray[np.int32], op: AttentionPlan) -> Iterator[PlanItem]:
     flat = 0
     for row, first, length, _ in runs.tolist():
-        for start in range(0, length, tile):
-            queries, position = min(tile, length - start), first + start
-            begin = max(0, position - window + 1) if window else 0
+        if op.last:
+            first, length = first + length - 1, 1  # noqa: PLW2901
+        for start in range(0, length, op.tile):
+            queries, position = min(op.tile, length - start), first + start
+            begin = max(0, position - op.window + 1) if op.window else 0
             yield PlanItem(row, flat + start, queries, position, begin, position + queries)
         flat += length
 

@@ -11,7 +11,17 @@ import torch
 from poot_executor.backends.cpu.kernels.kernel import CPU_KERNELS, CpuKernel, view
 from poot_executor.devices.protocol import Launch, Live
 from poot_executor.kernels.kernel import Operands, Site
-from poot_executor.ops import CommitTokens, GatherRows, KeepLast, OpenRow, RowLayout, SlotMap, UnpackStep, WriteHistory
+from poot_executor.ops import (
+    CommitTokens,
+    GatherRows,
+    KeepLast,
+    LastRows,
+    OpenRow,
+    RowLayout,
+    SlotMap,
+    UnpackStep,
+    WriteHistory,
+)
 
 
 @CPU_KERNELS.register(OpenRow)
@@ -109,6 +119,8 @@ class KeepLastKernel(CpuKernel):
     name = "numpy"
 
     def bind(self, site: Site, operands: Operands, device: Any) -> Launch:
+        op = site.op
+        assert isinstance(op, KeepLast)
         runs = view(operands.input(1)).numpy()
         kept = view(operands.outputs[0]).numpy()
 
@@ -116,7 +128,26 @@ class KeepLastKernel(CpuKernel):
             hidden = view(operands.input(0), live).numpy()
 
             def run() -> None:
-                kept[runs[: live.runs, 0]] = hidden[runs[: live.runs, 2].cumsum() - 1]
+                rows = runs[: live.runs]
+                kept[rows[:, 0]] = hidden if op.taken else hidden[rows[:, 2].cumsum() - 1]
+
+            return run
+
+        return launch
+
+
+@CPU_KERNELS.register(LastRows)
+class LastRowsKernel(CpuKernel):
+    name = "numpy"
+
+    def bind(self, site: Site, operands: Operands, device: Any) -> Launch:
+        runs = view(operands.input(1)).numpy()
+
+        def launch(live: Live) -> Callable[[], object]:
+            x, out = (view(operand, live).numpy() for operand in (operands.input(0), operands.outputs[0]))
+
+            def run() -> None:
+                out[:] = x[runs[: live.runs, 2].cumsum() - 1]
 
             return run
 

@@ -46,7 +46,7 @@ def stretch(tokens: int) -> int:
 @triton.jit
 def _plan(
     runs, plan, live, TILE: tl.constexpr, WINDOW: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
-    STRETCH: tl.constexpr, PDL: tl.constexpr,
+    STRETCH: tl.constexpr, LAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a run. All sum the same counts, so that each knows where its items go.
 
@@ -60,6 +60,9 @@ def _plan(
     at = tl.arange(0, ROWS)
     lengths = tl.load(runs + at * 4 + 2, mask=at < count, other=0)
     firsts = tl.load(runs + at * 4 + 1, mask=at < count, other=0)
+    if LAST:
+        firsts += lengths - 1
+        lengths = tl.minimum(lengths, 1)
     tiles = (lengths + TILE - 1) // TILE
     seen = firsts + lengths
     if WINDOW > 0:
@@ -75,6 +78,9 @@ def _plan(
         row = tl.load(runs + run * 4)
         first = tl.load(runs + run * 4 + 1)
         length = tl.load(runs + run * 4 + 2)
+        if LAST:
+            first += length - 1
+            length = 1
         item = tl.sum(tl.where(at < run, items, 0))
         flat = tl.sum(tl.where(at < run, lengths, 0))
         mine = tl.sum(tl.where(at == run, items, 0))
@@ -110,5 +116,5 @@ class AttentionPlanKernel(TritonKernel):
         rows, least = triton.next_power_of_2(len(runs)), stretch(op.tokens)
         return lambda: _plan[(len(runs),)](
             runs, plan, live, TILE=op.tile, WINDOW=op.window or 0, ROWS=rows, SPLITS=op.splits, STRETCH=least,
-            **device.launch,
+            LAST=op.last, **device.launch,
         )  # fmt: skip

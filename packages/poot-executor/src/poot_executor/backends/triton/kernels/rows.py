@@ -17,7 +17,17 @@ from poot_executor.backends.triton.kernels.kernel import (
     view,
 )
 from poot_executor.kernels.kernel import Operands, Site
-from poot_executor.ops import CommitTokens, GatherRows, KeepLast, OpenRow, RowLayout, SlotMap, UnpackStep, WriteHistory
+from poot_executor.ops import (
+    CommitTokens,
+    GatherRows,
+    KeepLast,
+    LastRows,
+    OpenRow,
+    RowLayout,
+    SlotMap,
+    UnpackStep,
+    WriteHistory,
+)
 
 # The layout's numbers as the kernels' own constants.
 _HEADER: tl.constexpr = tl.constexpr(RowLayout.HEADER)
@@ -169,41 +179,50 @@ class SlotMapKernel(TritonKernel):
 
 
 @triton.jit
-def _keep_last(hidden, runs, kept, live, width, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _last_rows(
+    x, runs, out, live, width, pitch,
+    ROWS: tl.constexpr, KEEP: tl.constexpr, TAKEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """To the run's own place, or with KEEP to its row's. What is TAKEN already stands in the run's place."""
     run = tl.program_id(0)
     if run >= tl.load(live + 1):
         return
     begin_kernel(PDL)
-    upto = tl.arange(0, ROWS)
-    last = tl.sum(tl.load(runs + upto * 4 + 2, mask=upto <= run, other=0)) - 1
-    row = tl.load(runs + run * 4)
+    last = run
+    if not TAKEN:
+        upto = tl.arange(0, ROWS)
+        last = tl.sum(tl.load(runs + upto * 4 + 2, mask=upto <= run, other=0)) - 1
+    to = run
+    if KEEP:
+        to = tl.load(runs + run * 4)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = at < width
-    tl.store(kept + row * width + at, tl.load(hidden + last * width + at, mask=mask), mask=mask)
+    tl.store(out + to * width + at, tl.load(x + last.to(tl.int64) * pitch + at, mask=mask), mask=mask)
+
+
+def _of_last_rows(operands: Operands, device: Any, *, keep: bool, taken: bool) -> Callable[[], object]:
+    x, runs, out, live = view(operands.input(0)), view(operands.input(1)), view(operands.outputs[0]), device.live
+    width, rows = out[0].numel(), len(runs)
+    block = min(1024, triton.next_power_of_2(width))
+    grid = (rows, triton.cdiv(width, block))
+    return lambda: _last_rows[grid](
+        x, runs, out, live, width, x.stride(0),
+        ROWS=triton.next_power_of_2(rows), KEEP=keep, TAKEN=taken, BLOCK=block, **device.launch,
+    )  # fmt: skip
 
 
 @TRITON_KERNELS.register(KeepLast)
 class KeepLastKernel(TritonKernel):
     def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
-        hidden, runs, kept, live = (
-            view(operands.input(0)),
-            view(operands.input(1)),
-            view(operands.outputs[0]),
-            device.live,
-        )
-        width, rows = hidden.shape[1], len(runs)
-        block = min(1024, triton.next_power_of_2(width))
-        grid = (rows, triton.cdiv(width, block))
-        return lambda: _keep_last[grid](
-            hidden,
-            runs,
-            kept,
-            live,
-            width,
-            ROWS=triton.next_power_of_2(rows),
-            BLOCK=block,
-            **device.launch,
-        )
+        op = site.op
+        assert isinstance(op, KeepLast)
+        return _of_last_rows(operands, device, keep=True, taken=op.taken)
+
+
+@TRITON_KERNELS.register(LastRows)
+class LastRowsKernel(TritonKernel):
+    def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
+        return _of_last_rows(operands, device, keep=False, taken=False)
 
 
 @triton.jit
