@@ -203,6 +203,24 @@ def test_rows_run_in_the_smallest_entries_that_hold_them(model: ModelHandle) -> 
     }  # fmt: skip
 
 
+def test_heads_of_many_rows_have_more_sizes_than_sampling(model: ModelHandle) -> None:
+    prepared = prepare_model(model, NullDevice(), rows=200, max_seq=64, ends=(2,), step_tokens=16)
+    every = prepared.entries.keys()
+    capacities = {name: sorted({key.capacity for key in every if key.program == name}) for name in ("head", "sample")}
+    assert capacities["head"] == [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 200]
+    assert capacities["sample"] == [1, 2, 4, 8, 16, 32, 64, 128, 200]
+    driver, device = ModelDriver(prepared), prepared.device
+    assert isinstance(device, NullDevice)
+    replayed = {key: device.recordings[index] for index, key in enumerate(every)}
+    sequences = [sequence_of(row, sampling=SamplingParams(temperature=0.0)) for row in range(130)]
+    for sequence in sequences:
+        driver.open(sequence)
+    for count in (70, 130):
+        driver.submit(plan_of(*sequences[:count]))
+    used = [str(key) for key, found in replayed.items() if found.replays and key.program in ("head", "sample")]
+    assert sorted(used) == ["head[192]", "head[96]", "sample[128]", "sample[200]"]
+
+
 @pytest.mark.parametrize(("tokens", "capacity"), [(16, 16), (200, 64)])
 def test_a_scored_chunk_runs_alone_and_samples_at_its_end(model: ModelHandle, tokens: int, capacity: int) -> None:
     device = NullDevice()

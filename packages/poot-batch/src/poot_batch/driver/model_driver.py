@@ -43,8 +43,7 @@ class ModelDriver:
         self._prepared = prepared
         self._entries = prepared.entries
         self._ladder = self._capacities("step")
-        # Of head and sample.
-        self._row_ladder = self._capacities("head")
+        self._head_ladder, self._sample_ladder = self._capacities("head"), self._capacities("sample")
         (self.score_capacity,) = self._capacities("score")
         (self._recall_capacity,) = self._capacities("recall")
         self._rows = prepared.shape.rows
@@ -88,16 +87,16 @@ class ModelDriver:
     def _sample(self, sampling: tuple[Sequence, ...]) -> tuple[Pending, ...]:
         rows = np.array([sequence.row for sequence in sampling], dtype=np.int32)
         features = frozenset[str]().union(*{self._features[sequence.row] for sequence in sampling})
-        capacity = self._row_ladder[bisect_left(self._row_ladder, len(rows))]
+        head, drawn = (ladder[bisect_left(ladder, len(rows))] for ladder in (self._head_ladder, self._sample_ladder))
         live = Live(rows=len(rows))
-        self._run(EntryKey("head", capacity), "rows", rows, live)
-        sample = self._run(EntryKey("sample", capacity, features), "rows", rows, live)
+        self._run(EntryKey("head", head), "rows", rows, live)
+        sample = self._run(EntryKey("sample", drawn, features), "rows", rows, live)
         names = ("tokens", "flags", *(_LOGPROBS if LOGPROBS in features else ()))
         # Sent on their way now: the next step overwrites them.
         return tuple(sample.fetch(name, len(rows)) for name in names)
 
     def _capacities(self, program: str) -> list[int]:
-        return sorted(key.capacity for key in self._entries.compiled.entries if key.program == program)
+        return sorted({key.capacity for key in self._entries.compiled.entries if key.program == program})
 
     def _run(self, key: EntryKey, name: str, data: npt.NDArray[np.int32], live: Live) -> Entry:
         """Run an entry on this input, which is sent only if it is a new one: while the same rows decode, it is not."""
