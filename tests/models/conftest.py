@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from poot_models.errors import TokenizerError
+from poot_models.text import Tokenizer
+
 GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 
 
@@ -21,6 +24,26 @@ def package_folder(name: str) -> Path:
     assert spec is not None, f"the tests need the package {name}: sync the test group"
     assert spec.origin is not None
     return Path(spec.origin).parent
+
+
+@pytest.fixture(scope="session")
+def check_decoder() -> Callable[[Tokenizer, Tokenizer], None]:
+    """Asserts that the second of two tokenizers of one file decodes as the first does, and does not encode."""
+
+    def told(tokenizer: Tokenizer) -> list[Any]:
+        ids = range(tokenizer.vocab_size)
+        pieces = [(tokenizer.token_bytes(id), tokenizer.is_special(id)) for id in ids]
+        ends = tokenizer.bos_id, tokenizer.eos_id, tokenizer.eog_ids, tokenizer.add_bos, tokenizer.add_eos
+        texts = tokenizer.decode(ids), tokenizer.decode(ids, skip_special=False)
+        return [pieces, ends, tokenizer.strip_space, tokenizer.longest, *texts, tokenizer.guard(texts[1])]
+
+    def check(whole: Tokenizer, decoder: Tokenizer) -> None:
+        assert told(decoder) == told(whole)
+        for parse_special in (False, True):
+            with pytest.raises(TokenizerError, match="only decodes"):
+                decoder.encode("a", parse_special=parse_special)
+
+    return check
 
 
 @pytest.fixture(scope="session")

@@ -191,6 +191,23 @@ def loaded(make: Callable[[], Library], folders: pytest.TempPathFactory) -> tupl
     return library, json_tokenizer(folder, {})
 
 
+@pytest.mark.parametrize("make", [byte_level_library, sentencepiece_library])
+def test_a_decoder_decodes_alike(
+    write: Write, make: Callable[[], Library], check_decoder: Callable[[Tokenizer, Tokenizer], None]
+) -> None:
+    folder = write(make(), tokenizer_config={"bos_token": "<bos>", "eos_token": "<|im_end|>"})
+    check_decoder(json_tokenizer(folder, {}), json_tokenizer(folder, {}, encodes=False))
+
+
+def test_a_decoder_of_tokens_that_the_library_shows_otherwise(
+    write: Write, check_decoder: Callable[[Tokenizer, Tokenizer], None]
+) -> None:
+    library = sentencepiece_library()
+    library.add_tokens([AddedToken("new words", special=False, normalized=True)])
+    folder = write(library)
+    check_decoder(json_tokenizer(folder, {}), json_tokenizer(folder, {}, encodes=False))
+
+
 BROKEN = ["", "null", "[]", "{}", "[" * 200_000, '{"a":' * 200_000, '{"version": "1.0"}', b"\xff\xfe", b"\x00" * 1000]
 
 
@@ -360,6 +377,13 @@ def test_what_a_training_set_drops_at_random_is_not_dropped(write: Write) -> Non
     state = json.loads(byte_level_library(bos=False).to_str())
     state["model"]["dropout"] = 1.0  # no merge is ever applied
     assert json_tokenizer(write(json.dumps(state)), {}).encode("he") == [256]
+    # Neither from a model that is made anew, without a way to a control token.
+    state["added_tokens"].append({**state["added_tokens"][0], "id": 256, "content": "he"})
+    state["model"]["vocab"]["lo"] = 300
+    state["model"]["merges"].append(["l", "o"])
+    tokenizer = json_tokenizer(write(json.dumps(state)), {})
+    assert tokenizer.is_special(256)
+    assert tokenizer.encode("helo")[-1] == 300
 
 
 @pytest.mark.parametrize(

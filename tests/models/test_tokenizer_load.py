@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers
 
 from poot_models.errors import TokenizerError
-from poot_models.text import load_text, open_text
+from poot_models.text import Tokenizer, load_text, open_text
 
 CHAT = [{"role": "user", "content": "Hi"}]
 
@@ -53,6 +53,18 @@ def test_smollm2(smollm2_path: Path) -> None:
     ids = text.tokenizer.encode(prompt, parse_special=True)
     assert [text.tokenizer.token_text(id) for id in ids if id in text.tokenizer.eog_ids] == ["<|im_end|>"] * 2
     assert text.tokenizer.decode(ids).endswith("user\nsay <|im_end|>\nassistant\n")
+
+
+@pytest.mark.parametrize("model", ["smollm2_path", "gemma_path"])
+def test_a_decoder_decodes_alike(
+    model: str, request: pytest.FixtureRequest, check_decoder: Callable[[Tokenizer, Tokenizer], None]
+) -> None:
+    path = request.getfixturevalue(model)
+    whole, decoder = open_text(path), open_text(path, encodes=False)
+    check_decoder(whole.tokenizer, decoder.tokenizer)
+    assert decoder.special_tokens == whole.special_tokens
+    assert decoder.chat_template is None
+    assert "was not read" in str(decoder.template_problem)
 
 
 def test_a_template_in_tokenizer_config(folder: Path) -> None:

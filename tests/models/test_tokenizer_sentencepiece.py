@@ -72,24 +72,31 @@ def library(name: str) -> Library:
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Tokenizer]:
-    made: dict[tuple[str, str], Tokenizer] = {}
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tokenizer]:
+    made: dict[tuple[str, str, bool], Tokenizer] = {}
 
-    def get(name: str, form: str) -> Tokenizer:
-        if (name, form) not in made:
+    def get(name: str, form: str, *, encodes: bool = True) -> Tokenizer:
+        if (name, form, encodes) not in made:
             if form == "gguf":
-                made[name, form] = gguf_tokenizer(metadata(name))
+                made[name, form, encodes] = gguf_tokenizer(metadata(name), encodes=encodes)
             else:
                 folder = tmp_path_factory.mktemp(name)
                 library(name).save(str(folder / "tokenizer.json"))
-                made[name, form] = json_tokenizer(folder, {})
-        return made[name, form]
+                made[name, form, encodes] = json_tokenizer(folder, {}, encodes=encodes)
+        return made[name, form, encodes]
 
     return get
 
 
-Loaded = Callable[[str, str], Tokenizer]
+Loaded = Callable[..., Tokenizer]
 FORMS = [*((name, "gguf") for name in NAMES), ("unigram-rules", "json"), ("unigram-bytes", "json")]
+
+
+@pytest.mark.parametrize(("name", "form"), FORMS)
+def test_a_decoder_decodes_alike(
+    loaded: Loaded, name: str, form: str, check_decoder: Callable[[Tokenizer, Tokenizer], None]
+) -> None:
+    check_decoder(loaded(name, form), loaded(name, form, encodes=False))
 
 
 @pytest.mark.parametrize(("name", "form"), FORMS)

@@ -48,6 +48,12 @@ def test_ids_are_those_of_the_original_tokenizer(load: Load, name: str) -> None:
         assert name not in LOSSLESS or tokenizer.decode(ids) == text
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_decoder_decodes_alike(load: Load, name: str, check_decoder: Callable[[Tokenizer, Tokenizer], None]) -> None:
+    metadata = GgufFile(DATA / f"ggml-vocab-{name}.gguf").metadata
+    check_decoder(load(name), gguf_tokenizer(metadata, encodes=False))
+
+
 def test_tokens_that_no_merges_make() -> None:
     # The id is that of Llama 3's own tokenizer. SmolLM3 has its vocabulary under the other name.
     metadata = GgufFile(DATA / "ggml-vocab-llama-bpe.gguf").metadata

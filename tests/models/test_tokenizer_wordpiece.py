@@ -1,5 +1,6 @@
 """WordPiece vocabularies, in the form of a GGUF file and as tokenizer.json."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,12 @@ def test_decoding(tokenizer: Tokenizer) -> None:
     assert (tokenizer.token_bytes(7), tokenizer.token_bytes(6), tokenizer.token_text(2)) == (b"llo", b" hello", "[CLS]")
     detokenizer = Detokenizer(tokenizer)
     assert [detokenizer.push([id]) for id in (2, 5, 8, 6)] == ["", "he", "s", " hello"]
+
+
+def test_a_decoder_decodes_alike(tmp_path: Path, check_decoder: Callable[[Tokenizer, Tokenizer], None]) -> None:
+    check_decoder(gguf_tokenizer(metadata()), gguf_tokenizer(metadata(), encodes=False))
+    library().save(str(tmp_path / "tokenizer.json"))
+    check_decoder(json_tokenizer(tmp_path, {}), json_tokenizer(tmp_path, {}, encodes=False))
 
 
 def test_control_text(tokenizer: Tokenizer) -> None:

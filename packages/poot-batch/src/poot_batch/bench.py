@@ -28,7 +28,7 @@ def bench(config: EngineConfig, prompt_tokens: int, decode_tokens: int) -> Itera
 
     Raises what `build_engine` raises, RequestError for numbers that the engine refuses, EngineFaultError.
     """
-    engine, _ = build_engine(config)
+    engine, _ = build_engine(config, encodes=False)
     try:
         info = engine.info
         yield f"{info.architecture} on {info.backend} ({info.device}), {info.rows} rows of {info.max_seq} positions"

@@ -16,7 +16,7 @@ from poot_batch.openmp import threads_that_sleep
 from poot_batch.request import EngineConfig, EngineInfo
 from poot_executor.devices import open_device
 from poot_models import load
-from poot_models.text import TextModel
+from poot_models.text import TextModel, open_text
 
 if TYPE_CHECKING:
     from poot_batch.driver import Prepared
@@ -31,13 +31,15 @@ Progress = Callable[[str, int, int], None]
 
 
 def build_engine(
-    config: EngineConfig, progress: Progress = lambda phase, done, total: None
+    config: EngineConfig, progress: Progress = lambda phase, done, total: None, *, encodes: bool = True
 ) -> tuple[Engine, TextModel]:
     """Load, fit, prepare.
 
     The model's headers are checked before torch is imported, so that a bad file is refused at once. `progress(phase,
-    done, total)` has phases "model", "device", "weights" (bytes) and "entries". Raises ModelError, ExecutorError, and
-    StartError for a configuration that is none.
+    done, total)` has phases "model", "device", "weights" (bytes) and "entries". Without `encodes` the text side only
+    decodes, which is all that the engine itself needs (see `poot_models.text.load_text`): read while torch is imported,
+    the whole of it would hold that up. Raises ModelError, ExecutorError, and StartError for a configuration that is
+    none.
     """
     _check(config)
     times = _Times()
@@ -46,7 +48,7 @@ def build_engine(
     times.mark("model")
     progress("device", 0, 1)
     with ThreadPoolExecutor(1) as pool, threads_that_sleep():
-        loading = pool.submit(lambda: model.text)
+        loading = pool.submit(open_text, model.path, encodes=encodes)
         # This brings torch, unless there is no such backend.
         device = open_device(config.backend, threads=config.threads)
         times.mark("device")

@@ -143,8 +143,13 @@ def _start(peer: _Peer) -> Engine | None:
             config = frame.config
         elif peer.gone:
             return None
+
+    def progress(phase: str, done: int, total: int) -> None:
+        peer.send(frames.Progress(phase, done, total))
+
     try:
-        engine, _ = build_engine(config, lambda phase, done, total: peer.send(frames.Progress(phase, done, total)))
+        # The server encodes, and says what is wrong with the text side.
+        engine, _ = build_engine(config, progress, encodes=False)
     except StartError as error:
         peer.send(frames.Failed(error.reason_code, str(error)))
     except (ModelError, ExecutorError) as error:

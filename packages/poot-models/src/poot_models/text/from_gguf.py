@@ -37,8 +37,8 @@ __all__ = ["gguf_tokenizer"]
 _KINDS = {"gpt2": merged_bpe, "gemma4": merged_bpe, "llama": scored_bpe, "t5": unigram, "bert": wordpiece}
 
 
-def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer that a GGUF file's ``tokenizer.ggml.*`` keys describe.
+def gguf_tokenizer(metadata: Mapping[str, Any], *, encodes: bool = True) -> Tokenizer:
+    """The tokenizer that a GGUF file's ``tokenizer.ggml.*`` keys describe. ``encodes`` as in ``load_text``.
 
     ``gpt2`` and ``gemma4`` (BPE with merges), ``llama`` (SentencePiece BPE), ``t5`` (SentencePiece Unigram) and
     ``bert`` (WordPiece) are built. Text for BPE is not normalised, as in llama.cpp: what is encoded decodes to itself.
@@ -65,14 +65,16 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
         strip_space=recipe.strip_space,
         longest=recipe.longest,
     )
-    encoders = build_encoders(
-        recipe.model,
-        _added(metadata, tokens, special),
-        special,
-        normalizers=recipe.normalizers,
-        pre_tokenizer=recipe.pre_tokenizer,
-        fallback=recipe.fallback,
-    )
+    encoders = None
+    if encodes:
+        encoders = build_encoders(
+            recipe.model(),
+            _added(metadata, tokens, special),
+            special,
+            normalizers=recipe.normalizers,
+            pre_tokenizer=recipe.pre_tokenizer,
+            fallback=recipe.fallback,
+        )
     prefix, suffix = _surround(metadata, vocabulary, recipe)
     return Tokenizer(encoders, vocabulary, prefix=prefix, suffix=suffix)
 

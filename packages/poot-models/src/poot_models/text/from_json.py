@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 from poot_models.errors import TokenizerError
 from poot_models.text.encoders import build_encoders
 from poot_models.text.json_decoder import decoded_pieces
-from poot_models.text.json_model import checked_file, model_without, normal_longest
+from poot_models.text.json_model import (
+    byte_fallback,
+    check_model,
+    checked_file,
+    model_without,
+    normal_longest,
+    without_merges,
+)
 from poot_models.text.library import library_errors
 from poot_models.text.tokenizer import Tokenizer
 from poot_models.text.vocabulary import UNBOUNDED, Vocabulary, end_names
@@ -31,8 +38,8 @@ _MAX_TOKENS = 1 << 21
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-def json_tokenizer(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer of a checkpoint directory. ``config``: its ``config.json``.
+def json_tokenizer(directory: Path, config: Mapping[str, Any], *, encodes: bool = True) -> Tokenizer:
+    """The tokenizer of a checkpoint directory. ``config``: its ``config.json``. ``encodes`` as in ``load_text``.
 
     Raises ``TokenizerError`` if ``tokenizer.json`` is missing, over 64 MiB, broken, has a vocabulary beyond the
     embedding table, or decodes its tokens in a way other than byte-level BPE's, SentencePiece's or WordPiece's.
@@ -51,17 +58,20 @@ def json_tokenizer(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
         )
         raise TokenizerError(f"{directory} has no tokenizer.json: {advice}")
     file = checked_file(path, _read(path, _MAX_TOKENIZER))
-    encoder = _parse(file.data, path)
+    encoder = _parse(file.data if encodes else without_merges(file.data), path)
     texts, ids = _texts(encoder, path, _rows(config))
     added = {id: token for id, token in encoder.get_added_tokens_decoder().items() if id < len(texts)}
     marked = frozenset(id for id, token in added.items() if token.special)
     names = special_names(directory)
     found = end_names(ids, marked.__contains__)
     special = marked | found
-    model, fallback = model_without(encoder, file, {id: texts[id] for id in special}, ids)
+    check_model(encoder, path)
+    fallback = byte_fallback(encoder, file, ids)
     # The library shows an added token as its normaliser leaves it: with the space that is put before it, say.
     shown = {id: text for id in added.keys() - special if (text := encoder.id_to_token(id)) != texts[id]}
-    decoded = [shown.get(id) or text for id, text in enumerate(texts)]
+    decoded = texts.copy()
+    for id, text in shown.items():
+        decoded[id] = text or texts[id]
     pieces, strip_space, whole = decoded_pieces(encoder, decoded, added.keys() - shown.keys(), special, path)
     bos, eos = (ids.get(names.get(name, "")) for name in ("bos_token", "eos_token"))
     generation = read_object(directory / "generation_config.json") or config
@@ -78,14 +88,16 @@ def json_tokenizer(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
         longest=normal_longest(encoder, max(map(len, pieces))) if whole or fallback else UNBOUNDED,
     )
     prefix, suffix = _surround(encoder, path)
-    encoders = build_encoders(
-        model,
-        added | {id: AddedToken(texts[id], normalized=False, special=True) for id in special - added.keys()},
-        special,
-        normalizers=() if encoder.normalizer is None else (encoder.normalizer,),
-        pre_tokenizer=encoder.pre_tokenizer,
-        fallback=fallback,
-    )
+    encoders = None
+    if encodes:
+        encoders = build_encoders(
+            model_without(encoder, file, {id: texts[id] for id in special}, fallback),
+            added | {id: AddedToken(texts[id], normalized=False, special=True) for id in special - added.keys()},
+            special,
+            normalizers=() if encoder.normalizer is None else (encoder.normalizer,),
+            pre_tokenizer=encoder.pre_tokenizer,
+            fallback=fallback,
+        )
     return Tokenizer(encoders, vocabulary, prefix=prefix, suffix=suffix)
 
 

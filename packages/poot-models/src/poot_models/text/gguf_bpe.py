@@ -51,25 +51,25 @@ def merged_bpe(metadata: Mapping[str, Any], tokens: Tokens, special: frozenset[i
     """A vocabulary with merges (``gpt2``, ``gemma4``), cut first as ``tokenizer.ggml.pre`` says."""
     kind = read_text(metadata, "tokenizer.ggml.model")
     cut = pretokenizer("gemma4" if kind == "gemma4" else read_text(metadata, "tokenizer.ggml.pre"))
+    return (_byte_level if cut.byte_level else _visible)(metadata, tokens, special, cut)
+
+
+def _merges(metadata: Mapping[str, Any]) -> Merges:
     lines = read_strings(metadata, "tokenizer.ggml.merges", MAX_MERGES)
     merges = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
     if bad := next((line for line in lines if line.count(" ") != 1), None):
         raise TokenizerError(f"tokenizer.ggml.merges has {bad[:64]!r}, which is not two tokens with a space between")
-    return (
-        _byte_level(tokens, special, cut, merges)
-        if cut.byte_level
-        else _visible(metadata, tokens, special, cut, merges)
-    )
+    return merges
 
 
-def _byte_level(tokens: Tokens, special: frozenset[int], cut: Pretokenizer, merges: Merges) -> Recipe:
+def _byte_level(metadata: Mapping[str, Any], tokens: Tokens, special: frozenset[int], cut: Pretokenizer) -> Recipe:
     from tokenizers import Regex, pre_tokenizers
 
     steps = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in cut.patterns]
     pieces = byte_level_pieces(tokens.texts, special.union(tokens.of(USER_DEFINED)))
     whole = all(chr(stand_in) in tokens.ids for stand_in in byte_level_alphabet())
     return Recipe(
-        model=_model(tokens, special, merges, ignore_merges=cut.ignore_merges),
+        model=lambda: _model(tokens, special, _merges(metadata), ignore_merges=cut.ignore_merges),
         pieces=pieces,
         # A byte without a token is left out, however many there are.
         longest=max(map(len, pieces)) if whole else UNBOUNDED,
@@ -80,26 +80,22 @@ def _byte_level(tokens: Tokens, special: frozenset[int], cut: Pretokenizer, merg
     )
 
 
-def _visible(
-    metadata: Mapping[str, Any], tokens: Tokens, special: frozenset[int], cut: Pretokenizer, merges: Merges
-) -> Recipe:
+def _visible(metadata: Mapping[str, Any], tokens: Tokens, special: frozenset[int], cut: Pretokenizer) -> Recipe:
     from tokenizers import Regex, pre_tokenizers
     from tokenizers.normalizers import Replace
 
     byte_ids = [id for text, id in tokens.ids.items() if _BYTE_NAME.fullmatch(text)]
     pieces = sentencepiece_pieces(tokens.texts, byte_ids, special)
-    if cut.whole_lines:
-        # After the file's own merges, so that they only join what those leave apart.
-        runs = {text for text in tokens.ids if not text.strip("\n")}
-        made = {left + right for left, right in merges}
-        merges = merges + [
-            (run[:at], run[at:])
-            for run in sorted(runs - made, key=len)
-            for at in range(len(run) - 1, 0, -1)
-            if run[:at] in runs and run[at:] in runs
-        ]
+
+    def model() -> BPE:
+        merges = _merges(metadata)
+        if cut.whole_lines:
+            # After the file's own merges, so that they only join what those leave apart.
+            merges += _line_merges(tokens, merges)
+        return _model(tokens, special, merges, **_unknown(metadata, tokens, None))
+
     return Recipe(
-        model=_model(tokens, special, merges, **_unknown(metadata, tokens, None)),
+        model=model,
         pieces=pieces,
         longest=_longest(pieces, byte_ids),
         normalizers=[Replace(" ", SPACE)],
@@ -111,18 +107,28 @@ def _visible(
     )
 
 
+def _line_merges(tokens: Tokens, merges: Merges) -> Merges:
+    """What joins line breaks to each run of them that is a token, and that ``merges`` do not make."""
+    runs = {text for text in tokens.ids if not text.strip("\n")}
+    made = {left + right for left, right in merges}
+    return [
+        (run[:at], run[at:])
+        for run in sorted(runs - made, key=len)
+        for at in range(len(run) - 1, 0, -1)
+        if run[:at] in runs and run[at:] in runs
+    ]
+
+
 def scored_bpe(metadata: Mapping[str, Any], tokens: Tokens, special: frozenset[int]) -> Recipe:
     """SentencePiece's BPE (``llama``), whose tokens have scores and no merges."""
     from tokenizers.normalizers import Prepend, Replace
 
     prefix_space = read_flag(metadata, "add_space_prefix", True)
-    scores = read_numbers(metadata, "tokenizer.ggml.scores", len(tokens.texts))
-    merges = _merges_by_score(tokens, scores)
     byte_ids = tokens.of(BYTE)
     pieces = sentencepiece_pieces(tokens.texts, byte_ids, special)
     visible: Normalizer = Replace(" ", SPACE)
     return Recipe(
-        model=_model(tokens, special, merges, **_unknown(metadata, tokens, 0)),
+        model=lambda: _model(tokens, special, _merges_by_score(metadata, tokens), **_unknown(metadata, tokens, 0)),
         pieces=pieces,
         longest=_longest(pieces, byte_ids),
         strip_space=prefix_space,
@@ -166,12 +172,13 @@ def _longest(pieces: Sequence[bytes], byte_ids: Sequence[int]) -> int:
     return max(map(len, pieces)) if len({pieces[id] for id in byte_ids}) == 256 else UNBOUNDED
 
 
-def _merges_by_score(tokens: Tokens, scores: np.ndarray) -> Merges:
+def _merges_by_score(metadata: Mapping[str, Any], tokens: Tokens) -> Merges:
     """SentencePiece joins, again and again, the neighbours whose piece has the highest score; as ranked BPE merges that
     is: every cut of every piece into two pieces, by falling score.
 
     Control, unknown, unused and byte tokens are never the result, so that no plain text can become one.
     """
+    scores = read_numbers(metadata, "tokenizer.ggml.scores", len(tokens.texts))
     usable = np.ones(len(tokens.texts), bool)
     usable[tokens.of(CONTROL, UNKNOWN, UNUSED, BYTE)] = False
     # Equal scores keep the order of the ids, and of one piece's cuts the longest left part comes first, so that runs of

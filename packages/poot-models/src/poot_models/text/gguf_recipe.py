@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,14 +18,16 @@ __all__ = ["Recipe"]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """``model``: the library's, from whose text no control token comes. ``pieces``, ``strip_space`` and ``longest`` as
-    in ``Vocabulary``; ``normalizers``, ``pre_tokenizer`` and ``fallback`` as in ``build_encoders``.
+    """``model``: makes the library's, from whose text no control token comes; this takes most of the time of a
+    tokenizer, and only encoding needs it. It raises ``TokenizerError`` for what does not make one. ``pieces``,
+    ``strip_space`` and ``longest`` as in ``Vocabulary``; ``normalizers``, ``pre_tokenizer`` and ``fallback`` as in
+    ``build_encoders``.
 
     ``bos``, ``eos``, ``add_bos`` and ``add_eos`` hold where the file has no key for them; ``always_bos``: a key that
     says no is wrong. ``separator``: the token that ends a text, unless the file says otherwise.
     """
 
-    model: Model
+    model: Callable[[], Model]
     pieces: list[bytes]
     longest: int
     strip_space: bool = False

@@ -26,6 +26,7 @@ from poot_models.text.library import library_errors
 from poot_models.text.vocabulary import MAX_UNIGRAM_BYTES, SPACE, UNBOUNDED, sentencepiece_pieces
 
 if TYPE_CHECKING:
+    from tokenizers.models import Unigram
     from tokenizers.normalizers import Normalizer
 
 __all__ = ["unigram"]
@@ -37,8 +38,6 @@ _MAX_CHARSMAP = 1 << 22  # SentencePiece's own, nmt_nfkc, has 240,000 bytes
 def unigram(metadata: Mapping[str, Any], tokens: Tokens, special: frozenset[int]) -> Recipe:
     """The tokens of the highest total score (Kudo 2018, https://arxiv.org/abs/1804.10959). The file's own character map
     and white space rules apply first, so what is encoded decodes to itself only where they change nothing."""
-    from tokenizers.models import Unigram
-
     unknown = read_id(metadata, "unknown", tokens, 2)
     if unknown is None:
         raise TokenizerError(
@@ -50,19 +49,11 @@ def unigram(metadata: Mapping[str, Any], tokens: Tokens, special: frozenset[int]
             f"tokenizer.ggml.tokens has {size} bytes; a Unigram vocabulary has up to {MAX_UNIGRAM_BYTES}"
         )
     byte_ids = tokens.of(BYTE)
-    hidden = special.union(byte_ids, tokens.of(UNKNOWN, UNUSED), [unknown])
-    scores = read_numbers(metadata, "tokenizer.ggml.scores", len(tokens.texts)).astype(np.float64)
-    # As SentencePiece has it: a token of the user's own costs nothing. The score of a hidden token says nothing either,
-    # but the library takes the lowest of all for what an unknown character costs.
-    scores[[*hidden, *tokens.of(USER_DEFINED)]] = 0.0
-    names = [hidden_name(id) if id in hidden else text for id, text in enumerate(tokens.texts)]
-    with library_errors("tokenizer.ggml.tokens does not make a Unigram model"):
-        model = Unigram(list(zip(names, scores.tolist(), strict=True)), unknown, byte_fallback=False)
     pieces = sentencepiece_pieces(tokens.texts, byte_ids, special)
     values = {pieces[id]: id for id in byte_ids}
     prefix_space = read_flag(metadata, "add_space_prefix", False)
     return Recipe(
-        model=model,
+        model=lambda: _model(metadata, tokens, special, unknown),
         pieces=pieces,
         longest=UNBOUNDED,
         strip_space=prefix_space,
@@ -73,6 +64,19 @@ def unigram(metadata: Mapping[str, Any], tokens: Tokens, special: frozenset[int]
         eos=1,
         add_eos=True,
     )
+
+
+def _model(metadata: Mapping[str, Any], tokens: Tokens, special: frozenset[int], unknown: int) -> Unigram:
+    from tokenizers.models import Unigram
+
+    hidden = special.union(tokens.of(BYTE, UNKNOWN, UNUSED), [unknown])
+    scores = read_numbers(metadata, "tokenizer.ggml.scores", len(tokens.texts)).astype(np.float64)
+    # As SentencePiece has it: a token of the user's own costs nothing. The score of a hidden token says nothing either,
+    # but the library takes the lowest of all for what an unknown character costs.
+    scores[[*hidden, *tokens.of(USER_DEFINED)]] = 0.0
+    names = [hidden_name(id) if id in hidden else text for id, text in enumerate(tokens.texts)]
+    with library_errors("tokenizer.ggml.tokens does not make a Unigram model"):
+        return Unigram(list(zip(names, scores.tolist(), strict=True)), unknown, byte_fallback=False)
 
 
 def _normalizers(metadata: Mapping[str, Any], prefix_space: bool) -> list[Normalizer]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from poot_models.errors import TokenizerError
 from poot_models.text.encoders import hidden_name, reachable
@@ -11,6 +11,9 @@ from poot_models.text.gguf_keys import Tokens, read_flag, read_id
 from poot_models.text.gguf_recipe import Recipe
 from poot_models.text.library import library_errors
 from poot_models.text.vocabulary import CONTINUES, SPACE, UNBOUNDED, wordpiece_pieces
+
+if TYPE_CHECKING:
+    from tokenizers.models import WordPiece
 
 __all__ = ["wordpiece"]
 
@@ -23,7 +26,6 @@ def wordpiece(metadata: Mapping[str, Any], tokens: Tokens, special: frozenset[in
     Text is cleaned and, unless the file's keys say otherwise, lower-cased and without accents, so what is encoded does
     not decode to itself.
     """
-    from tokenizers.models import WordPiece
     from tokenizers.normalizers import BertNormalizer
     from tokenizers.pre_tokenizers import BertPreTokenizer
 
@@ -40,20 +42,9 @@ def wordpiece(metadata: Mapping[str, Any], tokens: Tokens, special: frozenset[in
     if len(ids) != len(names):
         name = next(name for id, name in enumerate(names) if ids[name] != id)
         raise TokenizerError(f"tokenizer.ggml.tokens has the WordPiece token {name[:64]!r} twice")
-
-    def model() -> WordPiece:
-        with library_errors("tokenizer.ggml.tokens does not make a WordPiece model"):
-            return WordPiece(
-                ids, unk_token=used[unknown], max_input_chars_per_word=_MAX_WORD, continuing_subword_prefix=CONTINUES
-            )
-
-    used = names
-    if hidden := reachable(model(), {id: names[id] for id in special}):
-        used = [hidden_name(id) if id in hidden else name for id, name in enumerate(names)]
-        ids = {name: id for id, name in enumerate(used)}
     lowercase = read_flag(metadata, "normalizer.lowercase", True)
     return Recipe(
-        model=model(),
+        model=lambda: _model(names, special, unknown),
         pieces=wordpiece_pieces(names, special),
         longest=UNBOUNDED,
         strip_space=True,
@@ -70,3 +61,18 @@ def wordpiece(metadata: Mapping[str, Any], tokens: Tokens, special: frozenset[in
         add_bos=True,
         separator=read_id(metadata, "seperator", tokens, 102),  # so spelt in the format
     )
+
+
+def _model(names: Sequence[str], special: frozenset[int], unknown: int) -> WordPiece:
+    from tokenizers.models import WordPiece
+
+    def made(names: Sequence[str]) -> WordPiece:
+        ids = {name: id for id, name in enumerate(names)}
+        with library_errors("tokenizer.ggml.tokens does not make a WordPiece model"):
+            return WordPiece(
+                ids, unk_token=names[unknown], max_input_chars_per_word=_MAX_WORD, continuing_subword_prefix=CONTINUES
+            )
+
+    model = made(names)
+    hidden = reachable(model, {id: names[id] for id in special})
+    return made([hidden_name(id) if id in hidden else name for id, name in enumerate(names)]) if hidden else model

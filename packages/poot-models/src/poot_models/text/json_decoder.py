@@ -49,7 +49,8 @@ def decoded_pieces(
     steps: list[dict[str, Any]] = state.get("decoders", [state])
     named = "".join(f"{_named(step)} " for step in steps)
     if _BYTE_LEVEL.fullmatch(named):
-        whole = {chr(stand_in) for stand_in in byte_level_alphabet()} <= set(texts)
+        alphabet = {chr(stand_in) for stand_in in byte_level_alphabet()}
+        whole = len(alphabet.intersection(texts)) == len(alphabet)
         return byte_level_pieces(texts, added), False, whole
     if named == "WordPiece ":
         return wordpiece_pieces(texts, special, steps[0].get("prefix", CONTINUES)), True, False

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from poot_models.errors import TokenizerError
 from poot_models.text.charsmap import check_charsmap
 from poot_models.text.encoders import ByteFallback, hidden_name, reachable
@@ -20,7 +22,15 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Encoder
     from tokenizers.models import Model
 
-__all__ = ["JsonFile", "checked_file", "model_without", "normal_longest"]
+__all__ = [
+    "JsonFile",
+    "byte_fallback",
+    "check_model",
+    "checked_file",
+    "model_without",
+    "normal_longest",
+    "without_merges",
+]
 
 _UNIGRAM = re.compile(rb'"type"\s*:\s*"Unigram"')
 _KNOWN = ("BPE", "Unigram", "WordPiece")
@@ -55,33 +65,72 @@ def checked_file(path: Path, data: bytes) -> JsonFile:
     return JsonFile(path, data, model)
 
 
-def model_without(
-    encoder: Encoder, file: JsonFile, names: Mapping[int, str], ids: Mapping[str, int]
-) -> tuple[Model, ByteFallback | None]:
-    """(the model of ``encoder`` without a way from plain text to the tokens ``names``, what stands for its unknown
-    bytes if not the library sees to that).
+def without_merges(data: bytes) -> bytes:
+    """A tokenizer.json without the merges of its model, which take the library most of its time and decode nothing."""
+    try:
+        file = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        model = msgspec.json.decode(file["model"], type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, ValueError, KeyError, RecursionError):
+        return data  # the library says what is wrong
+    if "merges" not in model:
+        return data
+    model["merges"] = msgspec.Raw(b"[]")
+    return msgspec.json.encode(file | {"model": msgspec.Raw(msgspec.json.encode(model))})
 
-    ``file``: what ``encoder`` was read from. ``ids``: of all tokens. The library gives its control tokens to text that
-    merely spells them where a model knows whole pieces, as Unigram does. Raises ``TokenizerError`` for kinds other than
-    BPE, Unigram and WordPiece.
+
+def check_model(encoder: Encoder, path: Path) -> None:
+    """Raises ``TokenizerError`` for a model of a kind other than BPE, Unigram and WordPiece, or a bad character map.
+
+    BPE's dropout is taken out of ``encoder``.
     """
-    model = encoder.model
-    kind = type(model).__name__
+    kind = _kind(encoder)
     if kind not in _KNOWN:
-        raise TokenizerError(f"{file.path} has a model of the kind {kind}; poot knows {', '.join(_KNOWN)}")
-    _check_charsmaps(encoder, file.path)
+        raise TokenizerError(f"{path} has a model of the kind {kind}; poot knows {', '.join(_KNOWN)}")
+    _check_charsmaps(encoder, path)
     if kind == "BPE":
-        model.dropout = None  # a training device: it draws at random
+        encoder.model.dropout = None  # a training device: it draws at random
+
+
+def byte_fallback(encoder: Encoder, file: JsonFile, ids: Mapping[str, int]) -> ByteFallback | None:
+    """What stands for the unknown bytes of a Unigram model that has a token for each; otherwise the library sees to it.
+
+    ``file``: what ``encoder`` was read from. ``ids``: of all tokens. Raises ``TokenizerError`` if the model has no
+    unknown token.
+    """
+    if _kind(encoder) != "Unigram":
+        return None
+    if file.unigram is None:
+        raise TokenizerError(f"{file.path} does not say that its model is of the type Unigram")
+    unknown = file.unigram.get("unk_id")
+    if unknown is None:
+        raise TokenizerError(f"{file.path} has a Unigram model without an unknown token; its unk_id must name one")
+    if not file.unigram.get("byte_fallback"):
+        return None
+    byte_ids = [ids.get(f"<0x{byte:02X}>") for byte in range(256)]
+    found = tuple(id for id in byte_ids if id is not None and id < len(file.unigram["vocab"]))
+    return ByteFallback(unknown, found) if len(found) == 256 else None
+
+
+def model_without(encoder: Encoder, file: JsonFile, names: Mapping[int, str], fallback: ByteFallback | None) -> Model:
+    """The model of ``encoder`` without a way from plain text to the tokens ``names``.
+
+    ``encoder`` has passed ``check_model``; ``file`` and ``fallback`` as in ``byte_fallback``. The library gives its
+    control tokens to text that merely spells them where a model knows whole pieces, as Unigram does.
+    """
+    model: Model = encoder.model
     in_model = {id: name for id, name in names.items() if model.token_to_id(name) == id}
-    if kind == "Unigram":
-        if file.unigram is None:
-            raise TokenizerError(f"{file.path} does not say that its model is of the type Unigram")
-        return _unigram(file.unigram, in_model, ids, file.path)
+    if file.unigram is not None and _kind(encoder) == "Unigram":
+        return _unigram(file.unigram, in_model, fallback, file.path)
     if hidden := reachable(model, in_model):
         state = json.loads(file.data)
-        (_hide_in_bpe if kind == "BPE" else _hide_in_vocab)(state["model"], {in_model[id]: id for id in hidden})
+        hide = _hide_in_bpe if _kind(encoder) == "BPE" else _hide_in_vocab
+        hide(state["model"], {in_model[id]: id for id in hidden})
         model = _rebuilt(state, file.path)
-    return model, None
+    return model
+
+
+def _kind(encoder: Encoder) -> str:
+    return type(encoder.model).__name__
 
 
 def normal_longest(encoder: Encoder, longest: int) -> int:
@@ -113,22 +162,16 @@ def _hide_in_vocab(model: dict[str, Any], hidden: Mapping[str, int]) -> None:
 
 def _hide_in_bpe(model: dict[str, Any], hidden: Mapping[str, int]) -> None:
     _hide_in_vocab(model, hidden)
+    model["dropout"] = None  # as in check_model
     pairs = [line.split(" ") if isinstance(line, str) else line for line in model["merges"]]
     model["merges"] = [pair for pair in pairs if hidden.keys().isdisjoint((*pair, "".join(pair)))]
 
 
-def _unigram(
-    model: dict[str, Any], names: Mapping[int, str], ids: Mapping[str, int], path: Path
-) -> tuple[Model, ByteFallback | None]:
+def _unigram(model: dict[str, Any], names: Mapping[int, str], fallback: ByteFallback | None, path: Path) -> Model:
     from tokenizers.models import Unigram
 
-    vocab, unknown = model["vocab"], model.get("unk_id")
-    if unknown is None:
-        raise TokenizerError(f"{path} has a Unigram model without an unknown token; its unk_id must name one")
-    byte_ids = [ids.get(f"<0x{byte:02X}>") for byte in range(256)] if model.get("byte_fallback") else []
-    found = tuple(id for id in byte_ids if id is not None and id < len(vocab))
-    fallback = ByteFallback(unknown, found) if len(found) == 256 else None
-    hidden = {*names, unknown, *(found if fallback else ())}
+    vocab, unknown = model["vocab"], model["unk_id"]
+    hidden = {*names, unknown, *(fallback.ids if fallback else ())}
     scores = [score for id, (_, score) in enumerate(vocab) if id not in hidden]
     # The library takes the lowest of all scores for what an unknown character costs; these say nothing about it.
     most = max(scores, default=0.0)
@@ -136,7 +179,7 @@ def _unigram(
         vocab[id] = [hidden_name(id), most]
     bytes_inside = bool(model.get("byte_fallback")) and fallback is None
     with library_errors(f"{path} has a model that does not fit its control tokens"):
-        return Unigram([(text, score) for text, score in vocab], unknown, bytes_inside), fallback
+        return Unigram([(text, score) for text, score in vocab], unknown, bytes_inside)
 
 
 def _rebuilt(state: dict[str, Any], path: Path) -> Model:
@@ -144,7 +187,8 @@ def _rebuilt(state: dict[str, Any], path: Path) -> Model:
 
     bare = {**state, "added_tokens": [], "post_processor": None, "normalizer": None, "pre_tokenizer": None}
     with library_errors(f"{path} has a model that does not fit its control tokens"):
-        model: Model = Encoder.from_str(json.dumps({**bare, "decoder": None})).model
+        # Not by json, which would spell most characters as escapes: to read them takes half as long again.
+        model: Model = Encoder.from_buffer(msgspec.json.encode({**bare, "decoder": None})).model
     return model
 
 

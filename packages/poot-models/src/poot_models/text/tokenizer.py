@@ -34,8 +34,14 @@ class Tokenizer:
     """One model's tokenizer. Immutable, and safe to use from several threads at once."""
 
     def __init__(
-        self, encoders: Encoders, vocabulary: Vocabulary, *, prefix: Sequence[int] = (), suffix: Sequence[int] = ()
+        self,
+        encoders: Encoders | None,
+        vocabulary: Vocabulary,
+        *,
+        prefix: Sequence[int] = (),
+        suffix: Sequence[int] = (),
     ) -> None:
+        """``encoders``: None for one that only decodes."""
         self._encoders = encoders
         self._vocabulary = vocabulary
         self._pieces = vocabulary.pieces
@@ -93,8 +99,11 @@ class Tokenizer:
         text. ``add_special``: add what the model's file says every text begins and ends with, normally BOS. With both,
         a text that already begins with BOS gets no second one, so a rendered chat may be encoded with both.
 
-        The time goes with the length of ``text``. Raises ``InvalidTextError`` if ``text`` has a lone surrogate.
+        The time goes with the length of ``text``. Raises ``InvalidTextError`` if ``text`` has a lone surrogate, and
+        ``TokenizerError`` if this tokenizer was loaded without what encoding needs.
         """
+        if self._encoders is None:
+            raise TokenizerError("this tokenizer only decodes: it was loaded with encodes=False")
         if not text.isascii():
             try:
                 text.encode()

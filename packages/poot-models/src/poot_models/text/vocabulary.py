@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from poot_models.errors import TokenizerError
 
@@ -129,11 +130,8 @@ def byte_level_pieces(tokens: Sequence[str], plain: Iterable[int] = ()) -> list[
     joined = "".join(tokens)
     stray = set(joined) - set(map(chr, alphabet))
     data = joined.translate({ord(char): 0 for char in stray} | alphabet).encode("latin-1")
-    pieces: list[bytes] = []
-    start = 0
-    for token in tokens:
-        pieces.append(data[start : start + len(token)])
-        start += len(token)
+    ends = list(accumulate(map(len, tokens)))
+    pieces = [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
     if stray:
         for index, token in enumerate(tokens):
             if not stray.isdisjoint(token):
