@@ -10,16 +10,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
 import pytest
 
-from poot_batch.errors import EngineDeadError, EngineRestartingError
+from poot_batch.errors import EngineDeadError, EngineRestartingError, StartError
 from poot_batch.process import client
-from poot_batch.process.launch import WORKER, Child, launch_engine
+from poot_batch.process.launch import WORKER, Child, EarlyLaunch, launch_engine
 from poot_batch.process.start import start_engine
 from poot_batch.process.stream import Stream
 from poot_batch.process.supervisor import Restarts, SupervisedEngine, start_supervised
@@ -290,6 +290,47 @@ def test_a_restart_that_takes_too_long_is_the_end(
     with caplog.at_level(logging.ERROR):
         run(main())
     assert "could not be started again: it took too long" in caplog.text
+
+
+def test_an_engine_that_is_launched_early_serves_and_its_successor_is_another(config: EngineConfig) -> None:
+    async def main() -> None:
+        with closing(EarlyLaunch()) as launch:
+            (first,) = psutil.Process().children()
+            engine = await start_supervised(config, launch=launch)
+            try:
+                assert engine.pid == first.pid
+                launch.close()  # it has an owner
+                await answers(engine)
+                os.kill(first.pid, signal.SIGKILL)
+                await until(engine, "restarting")
+                await until(engine, "serving")
+                assert engine.pid != first.pid
+            finally:
+                await engine.close()
+        assert psutil.Process().children() == []
+
+    run(main())
+
+
+def test_an_engine_that_is_launched_early_and_not_wanted_is_ended() -> None:
+    held = descriptors()
+    with closing(EarlyLaunch()):
+        assert len(psutil.Process().children()) == 1
+    assert psutil.Process().children() == []
+    assert descriptors() == held
+
+
+def test_an_engine_that_is_lost_before_it_is_wanted(config: EngineConfig) -> None:
+    async def main() -> None:
+        with closing(EarlyLaunch()) as launch:
+            (first,) = psutil.Process().children()
+            first.kill()
+            while first.status() != psutil.STATUS_ZOMBIE:
+                pass
+            with pytest.raises(StartError, match="before it was ready"):
+                await start_supervised(config, launch=launch)
+
+    run(main())
 
 
 def test_logits_that_are_not_finite_end_their_own_row(config: EngineConfig) -> None:

@@ -10,6 +10,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from poot_batch.process import launch as process
 from poot_batch.process import supervisor
 from poot_batch.process.launch import WORKER, launch_engine
 from poot_batch.process.watch import Patience
@@ -22,9 +23,8 @@ PATIENCE = Patience(look=0.1, stalled=1.2, lost=2.4)
 def main() -> None:
     fault, sys.argv[1:] = sys.argv[1], sys.argv[2:]
     commands = iter(() if fault == "none" else ((sys.executable, str(WORKER_FILE), fault),))
-    launch.start_supervised = partial(
-        supervisor.start_supervised, launch=lambda: launch_engine(next(commands, WORKER)), patience=PATIENCE
-    )
+    process.launch_engine = lambda: launch_engine(next(commands, WORKER))
+    launch.start_supervised = partial(supervisor.start_supervised, patience=PATIENCE)
     cli.main()
 
 

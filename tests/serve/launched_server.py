@@ -1,12 +1,35 @@
-"""The console script over the tests' engine, as a process of its own: `launched_server.py FAULT ARGUMENTS...`."""
+"""The console script over the tests' engine, as a process of its own: `launched_server.py FAULT MODEL ARGUMENTS...`.
+
+The engine process that it launches is real, and has nothing to do: its id is written into the folder MODEL.
+"""
 
 from __future__ import annotations
 
 import runpy
 import sys
 import tempfile
+import time
 import types
 from pathlib import Path
+
+
+class Slow:
+    """The server's modules take their time."""
+
+    def find_spec(self, name, path, target=None):
+        if name == "poot_serve.launch":
+            time.sleep(60)
+
+
+class Missing:
+    """One of them needs a package that is not there."""
+
+    def find_spec(self, name, path, target=None):
+        if name == "poot_serve.launch":
+            raise ModuleNotFoundError("No module named 'uninstalled'")
+
+
+LOADS = {"slow": Slow, "import": Missing}
 
 
 def main() -> None:
@@ -14,7 +37,7 @@ def main() -> None:
     tests = runpy.run_path(str(Path(__file__).with_name("conftest.py")))
     text = tests["build_text"](Path(tempfile.mkdtemp()))
 
-    async def start_supervised(config, *, progress):
+    async def start_supervised(config, *, progress, launch):
         from poot_batch.errors import StartError
 
         if fault == "start":
@@ -31,8 +54,20 @@ def main() -> None:
     client = types.ModuleType("poot_batch.process.supervisor")
     client.start_supervised = start_supervised
     sys.modules[client.__name__] = client
+    from poot_batch.process import launch as process
     from poot_serve import cli, launch
 
+    launch_engine = process.launch_engine
+
+    def launch_known():
+        child = launch_engine()
+        (Path(sys.argv[1]) / "engine").write_text(str(child.pid))
+        return child
+
+    process.launch_engine = launch_known
+    if fault in LOADS:
+        sys.meta_path.insert(0, LOADS[fault]())
+        del sys.modules[launch.__name__]
     launch.open_text = lambda path: text
     launch.ENGINE_CHECK_SECONDS = 0.1
     cli.main()

@@ -331,7 +331,7 @@ def test_a_start_logs_that_chats_will_be_refused(monkeypatch, caplog, engine, te
 
     from poot_serve import launch
 
-    async def start_supervised(config, *, progress):
+    async def start_supervised(config, *, progress, launch):
         return engine
 
     unusable = dataclasses.replace(text, chat_template=None, template_problem="odd\ntemplate")
@@ -339,7 +339,7 @@ def test_a_start_logs_that_chats_will_be_refused(monkeypatch, caplog, engine, te
     monkeypatch.setattr(launch, "load_text", lambda settings: unusable)
     settings = Settings(model=Path("x.gguf"), model_name="x", listener=Listener("127.0.0.1", 80))
     with caplog.at_level(logging.INFO, logger="poot_serve"):
-        service = asyncio.run(launch._start(settings))
+        service = asyncio.run(launch._start(settings, None))
     service.close()
     (line,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert line.getMessage() == (

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 BODY = {"prompt": "a", "stream": True}
@@ -43,6 +44,26 @@ def start(tmp_path, port):
         process.kill()
         process.wait()
         process.stderr.close()
+
+
+@pytest.fixture
+def engine(tmp_path):
+    """engine() -> the process that was launched for the engine, as far as it is there. Waits until it is launched."""
+
+    def find() -> psutil.Process | None:
+        while not (tmp_path / "engine").exists() or not (text := (tmp_path / "engine").read_text()):
+            pass
+        try:
+            return psutil.Process(int(text))
+        except psutil.NoSuchProcess:
+            return None
+
+    return find
+
+
+def ended(process: psutil.Process | None) -> bool:
+    """Whether it ends by itself."""
+    return process is None or not psutil.wait_procs([process], timeout=10)[1]
 
 
 def until_serving(process: subprocess.Popen[str]) -> list[str]:
@@ -123,14 +144,38 @@ def test_a_dead_engine_ends_the_program_with_1(start):
         ("none", ["--chat-template", "{% if %}"], 2, "--chat-template: "),
     ],
 )
-def test_what_stops_the_start(start, fault, flags, code, message):
+def test_what_stops_the_start(start, engine, *, fault, flags, code, message):
     process = start(fault, *flags)
     assert process.wait(10) == code
     error = process.stderr.read()
     assert message in error and "Traceback" not in error
+    assert engine() is None
 
 
-def test_port_in_use(start, port):
+@pytest.mark.parametrize("flag", ["--help", "--version", "--rows=0", "--no-such-flag"])
+def test_no_engine_is_launched_for_a_command_line_that_starts_nothing(start, tmp_path, flag):
+    assert start("none", flag).wait(10) == (0 if flag in ("--help", "--version") else 2)
+    assert not (tmp_path / "engine").exists()
+
+
+def test_a_module_that_does_not_load_leaves_no_engine(start, engine):
+    process = start("import")
+    assert process.wait(10) == 1
+    assert "No module named 'uninstalled'" in process.stderr.read()
+    assert engine() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_while_modules_load_leaves_no_engine(start, engine, number):
+    process = start("slow")
+    launched = engine()
+    assert launched is not None
+    process.send_signal(number)
+    assert process.wait(10) == -number
+    assert ended(launched)
+
+
+def test_port_in_use(start, engine, port):
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         other.bind(("127.0.0.1", port))
@@ -139,6 +184,7 @@ def test_port_in_use(start, port):
         assert process.wait(10) == 1
         error = process.stderr.read()
     assert error.startswith(f"poot-serve: cannot listen on http://127.0.0.1:{port}") and error.count("\n") == 1
+    assert engine() is None
 
 
 def test_a_log_of_json_from_start_to_end(start, port):

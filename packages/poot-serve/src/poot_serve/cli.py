@@ -1,4 +1,7 @@
-"""The console script. Nothing heavy is imported before the command line is known to be right."""
+"""The console script. Nothing heavy is imported before the command line is known to be right.
+
+From then on two processes start at once: this one, and the engine.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +46,15 @@ def run(arguments: list[str]) -> int:
 
 def _serve(settings: Settings) -> int:
     import logging
+    from contextlib import closing
 
-    from poot_serve.launch import launch
+    from poot_batch.process.launch import EarlyLaunch
 
     try:
-        return launch(settings)
+        with closing(EarlyLaunch()) as launch_engine:
+            from poot_serve.launch import launch  # takes as long as the engine's own imports, which run meanwhile
+
+            return launch(settings, launch_engine)
     except StartUpError as error:
         if settings.log_format == "json":
             logging.getLogger("poot_serve").critical("%s", error)

@@ -9,12 +9,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
 from poot_batch.errors import EngineError, StartError
 from poot_batch.process.interface import EngineClient
+from poot_batch.process.launch import Child
 from poot_batch.process.supervisor import start_supervised
 from poot_batch.request import EngineConfig
 from poot_models.errors import ModelError, TemplateError
@@ -36,10 +37,13 @@ EXIT_LOST = 1
 EXIT_SIGNAL = 128  # plus the signal's number, as a shell reports it
 
 
-def launch(settings: Settings) -> int:
-    """Serves until a signal ends it; returns the exit code. Raises StartUpError (SettingsError for a bad template)."""
+def launch(settings: Settings, launch_engine: Callable[[], Child]) -> int:
+    """Serves until a signal ends it; returns the exit code. Raises StartUpError (SettingsError for a bad template).
+
+    `launch_engine` starts the engine's process, and another in the place of one that was lost.
+    """
     probe(settings.listener)
-    return _run(_serve(settings))
+    return _run(_serve(settings, launch_engine))
 
 
 def _run(main: Coroutine[Any, Any, int]) -> int:
@@ -80,10 +84,10 @@ def load_text(settings: Settings) -> TextModel:
     return replace(text, chat_template=template, template_problem=None)
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings, launch_engine: Callable[[], Child]) -> int:
     signals = _Signals()
     settings = await asyncio.to_thread(fetched, settings)
-    service = await _start(settings)
+    service = await _start(settings, launch_engine)
     probe(settings.listener)
     signals.may_drain()
     allow_files(settings.max_connections)
@@ -112,7 +116,7 @@ async def _serve(settings: Settings) -> int:
     return code
 
 
-async def _start(settings: Settings) -> Service:
+async def _start(settings: Settings, launch_engine: Callable[[], Child]) -> Service:
     """Starts the engine and loads the text side at once. Raises StartUpError."""
     began = time.monotonic()
     progress = Progress(sys.stderr)
@@ -125,7 +129,7 @@ async def _start(settings: Settings) -> Service:
         prefix_cache=settings.prefix_cache,
     )
     loading = asyncio.create_task(asyncio.to_thread(load_text, settings))
-    starting = asyncio.create_task(start_supervised(config, progress=progress))
+    starting = asyncio.create_task(start_supervised(config, progress=progress, launch=launch_engine))
     await asyncio.wait({loading, starting}, return_when=asyncio.FIRST_EXCEPTION)
     progress.clear()
     if loading.done() and (error := loading.exception()) is not None:

@@ -97,3 +97,25 @@ def launch_engine(command: Sequence[str] = WORKER) -> Child:
         theirs.close()
         far.close()
     return Child(process, ours, lifeline)
+
+
+class EarlyLaunch:
+    """Launches engines as `launch_engine` does; the first one at once, so that its imports and the caller's overlap.
+
+    `close` ends that one if it was never asked for. Afterwards none is left that has no owner.
+    """
+
+    def __init__(self) -> None:
+        self._first: Child | None = launch_engine()
+
+    def __call__(self) -> Child:
+        first, self._first = self._first, None
+        return first or launch_engine()
+
+    def close(self) -> None:
+        first, self._first = self._first, None
+        if first is not None:
+            first.kill()
+            first.wait(_KILL_SECONDS)
+            first.channel.close()
+            first.lifeline.close()
