@@ -1,13 +1,14 @@
-"""Whether a CUDA device opens here. Triton is imported only once it is clear that one does."""
+"""Whether a CUDA device opens here. Triton is imported only once it is clear that one does, and torch only when it is
+asked: it takes seconds, in which the driver initialises itself.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 from typing import TYPE_CHECKING
 
-import torch
-
 from poot_executor.backends.cuda import nvml
+from poot_executor.backends.cuda.libraries import begin_driver
 from poot_executor.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
@@ -22,9 +23,12 @@ class CudaBackend:
 
     def describe(self) -> tuple[str, ...]:
         _require()
+        import torch
+
         return tuple(_describe(index) for index in range(torch.cuda.device_count()))
 
     def open(self, *, threads: int | None = None) -> CudaDevice:
+        begin_driver()
         _require()
         from poot_executor.backends.cuda.device import CudaDevice
 
@@ -32,6 +36,8 @@ class CudaBackend:
 
 
 def _describe(index: int) -> str:
+    import torch
+
     properties = torch.cuda.get_device_properties(index)
     said = f"{properties.name}, {properties.total_memory / _GIB:.1f} GiB, "
     said += f"compute capability {properties.major}.{properties.minor}"
@@ -44,6 +50,10 @@ def _describe(index: int) -> str:
 
 def _require() -> None:
     """Raise BackendUnavailableError with the reason why no CUDA device opens."""
+    try:
+        import torch
+    except ImportError as error:
+        raise BackendUnavailableError(f"torch does not load: {error}") from error
     if torch.version.cuda is None:
         found = _seen(nvml.cards())
         advice = f", though {found} is here: install a build of torch for CUDA" if found else ""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from poot_executor.backends.cuda.boxes import Boxes, encode
+from poot_executor.backends.cuda.libraries import DRIVER
 from poot_executor.backends.cuda.nvrtc import ProgramError
 from poot_executor.backends.triton.failure import failure
 from poot_executor.errors import BackendUnavailableError, CapacityError, DeviceError, GraphError
@@ -190,7 +191,7 @@ def _module(context: int, image: bytes) -> ctypes.c_void_p:
 @cache
 def _library() -> ctypes.CDLL:
     try:
-        return ctypes.CDLL("libcuda.so.1")
+        return ctypes.CDLL(DRIVER)
     except OSError as error:
         raise BackendUnavailableError(f"the NVIDIA driver's library does not load: {error}") from error
 
