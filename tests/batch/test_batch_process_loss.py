@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from poot_batch.errors import EngineDeadError, EngineRestartingError, StartError
 from poot_batch.process import client
@@ -292,9 +293,10 @@ def test_a_restart_that_takes_too_long_is_the_end(
     assert "could not be started again: it took too long" in caplog.text
 
 
-def test_an_engine_that_is_launched_early_serves_and_its_successor_is_another(config: EngineConfig) -> None:
+@pytest.mark.parametrize("told", [False, True], ids=["", "told to start"])
+def test_an_engine_that_is_launched_early_serves_and_its_successor_is_another(config: EngineConfig, told: bool) -> None:
     async def main() -> None:
-        with closing(EarlyLaunch()) as launch:
+        with closing(EarlyLaunch(config if told else None)) as launch:
             (first,) = psutil.Process().children()
             engine = await start_supervised(config, launch=launch)
             try:
@@ -312,9 +314,10 @@ def test_an_engine_that_is_launched_early_serves_and_its_successor_is_another(co
     run(main())
 
 
-def test_an_engine_that_is_launched_early_and_not_wanted_is_ended() -> None:
+@pytest.mark.parametrize("told", [False, True], ids=["", "told to start"])
+def test_an_engine_that_is_launched_early_and_not_wanted_is_ended(config: EngineConfig, told: bool) -> None:
     held = descriptors()
-    with closing(EarlyLaunch()):
+    with closing(EarlyLaunch(config if told else None)):
         assert len(psutil.Process().children()) == 1
     assert psutil.Process().children() == []
     assert descriptors() == held
@@ -322,13 +325,38 @@ def test_an_engine_that_is_launched_early_and_not_wanted_is_ended() -> None:
 
 def test_an_engine_that_is_lost_before_it_is_wanted(config: EngineConfig) -> None:
     async def main() -> None:
-        with closing(EarlyLaunch()) as launch:
+        with closing(EarlyLaunch(config)) as launch:
             (first,) = psutil.Process().children()
             first.kill()
             while first.status() != psutil.STATUS_ZOMBIE:
                 pass
             with pytest.raises(StartError, match="before it was ready"):
                 await start_supervised(config, launch=launch)
+
+    run(main())
+
+
+def test_an_engine_that_was_told_to_start_with_something_else_is_ended(config: EngineConfig) -> None:
+    async def main() -> None:
+        with closing(EarlyLaunch(replace(config, rows=1))) as launch, pytest.raises(ValueError, match="was told to"):
+            await start_supervised(config, launch=launch)
+        assert psutil.Process().children() == []
+
+    run(main())
+
+
+def test_an_engine_that_cannot_be_told_to_start_is_found_lost(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone() -> Child:
+        child = launch_engine((sys.executable, "-c", ""))
+        child.process.wait()
+        return child
+
+    async def main() -> None:
+        monkeypatch.setattr("poot_batch.process.launch.launch_engine", gone)
+        with closing(EarlyLaunch(config)) as launch, pytest.raises(StartError, match="before it was ready"):
+            await start_supervised(config, launch=launch)
 
     run(main())
 

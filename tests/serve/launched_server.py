@@ -6,10 +6,12 @@ The engine process that it launches is real, and has nothing to do: its id is wr
 from __future__ import annotations
 
 import runpy
+import socket
 import sys
 import tempfile
 import time
 import types
+from dataclasses import replace
 from pathlib import Path
 
 
@@ -57,12 +59,15 @@ def main() -> None:
     from poot_batch.process import launch as process
     from poot_serve import cli, launch
 
-    launch_engine = process.launch_engine
+    launch_engine, unheard = process.launch_engine, []
 
     def launch_known():
         child = launch_engine()
         (Path(sys.argv[1]) / "engine").write_text(str(child.pid))
-        return child
+        # What it is told goes elsewhere.
+        held = [child.channel, *socket.socketpair()]
+        unheard.extend(held)
+        return replace(child, channel=held[-1])
 
     process.launch_engine = launch_known
     if fault in LOADS:

@@ -49,10 +49,13 @@ def _serve(settings: Settings) -> int:
     from contextlib import closing
 
     from poot_batch.process.launch import EarlyLaunch
+    from poot_models.hub import HubId
 
     try:
-        with closing(EarlyLaunch()) as launch_engine:
-            from poot_serve.launch import launch  # takes as long as the engine's own imports, which run meanwhile
+        # A model of the hub has no path before it is fetched.
+        config = None if isinstance(settings.model, HubId) else settings.engine_config()
+        with closing(EarlyLaunch(config)) as launch_engine:
+            from poot_serve.launch import launch  # takes a second, in which the engine begins
 
             return launch(settings, launch_engine)
     except StartUpError as error:

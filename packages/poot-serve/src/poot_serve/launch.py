@@ -17,7 +17,6 @@ from poot_batch.errors import EngineError, StartError
 from poot_batch.process.interface import EngineClient
 from poot_batch.process.launch import Child
 from poot_batch.process.supervisor import start_supervised
-from poot_batch.request import EngineConfig
 from poot_models.errors import ModelError, TemplateError
 from poot_models.hub import HubId, fetch
 from poot_models.text import ChatTemplate, TextModel, open_text
@@ -120,16 +119,8 @@ async def _start(settings: Settings, launch_engine: Callable[[], Child]) -> Serv
     """Starts the engine and loads the text side at once. Raises StartUpError."""
     began = time.monotonic()
     progress = Progress(sys.stderr)
-    config = EngineConfig(
-        model=str(settings.model),
-        backend=settings.backend,
-        rows=settings.rows,
-        max_seq=settings.max_seq,
-        default_max_tokens=settings.default_max_tokens,
-        prefix_cache=settings.prefix_cache,
-    )
     loading = asyncio.create_task(asyncio.to_thread(load_text, settings))
-    starting = asyncio.create_task(start_supervised(config, progress=progress, launch=launch_engine))
+    starting = asyncio.create_task(start_supervised(settings.engine_config(), progress=progress, launch=launch_engine))
     await asyncio.wait({loading, starting}, return_when=asyncio.FIRST_EXCEPTION)
     progress.clear()
     if loading.done() and (error := loading.exception()) is not None:

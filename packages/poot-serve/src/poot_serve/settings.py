@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from poot_models.hub import HubId, parse_hub_id
 from poot_serve.errors import SettingsError
@@ -16,6 +17,9 @@ from poot_serve.flags import Fields, Flag, integer, read_file
 from poot_serve.http_flags import DAY_SECONDS, HTTP_FLAGS
 from poot_serve.limits.host import AllowedHost, Listener
 from poot_serve.limits.keys import ApiKeys
+
+if TYPE_CHECKING:
+    from poot_batch.request import EngineConfig
 
 BACKENDS = ("auto", "ptx", "rocm", "wgpu", "vulkan", "cpu")
 LOG_LEVELS = {"error": "ERROR", "warn": "WARNING", "warning": "WARNING", "info": "INFO", "debug": "DEBUG"}
@@ -61,6 +65,19 @@ class Settings:
     keep_alive_seconds: float = 10.0
     drain_timeout_seconds: int = 30
     log_format: str = "text"
+
+    def engine_config(self) -> EngineConfig:
+        """What the engine is to start with, once the model has been fetched."""
+        from poot_batch.request import EngineConfig
+
+        return EngineConfig(
+            model=str(self.model),
+            backend=self.backend,
+            rows=self.rows,
+            max_seq=self.max_seq,
+            default_max_tokens=self.default_max_tokens,
+            prefix_cache=self.prefix_cache,
+        )
 
 
 def parse(arguments: Sequence[str]) -> Settings:

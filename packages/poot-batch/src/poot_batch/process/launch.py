@@ -8,7 +8,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from poot_batch.request import EngineConfig
 
 WORKER = (sys.executable, "-m", "poot_batch.process.worker")
 # How long the system may take to end a process that was killed. One in the hands of a driver may take for ever.
@@ -17,11 +20,15 @@ _KILL_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """The process, our end of the socket that frames travel on, and our end of its lifeline (see `lifeline`)."""
+    """The process, our end of the socket that frames travel on, and our end of its lifeline (see `lifeline`).
+
+    `config`: what it has been told to start with, if it has.
+    """
 
     process: subprocess.Popen[bytes]
     channel: socket.socket
     lifeline: socket.socket
+    config: EngineConfig | None = None
 
     @property
     def pid(self) -> int:
@@ -100,13 +107,20 @@ def launch_engine(command: Sequence[str] = WORKER) -> Child:
 
 
 class EarlyLaunch:
-    """Launches engines as `launch_engine` does; the first one at once, so that its imports and the caller's overlap.
+    """Launches engines as `launch_engine` does; the first one at once, so that its start and the caller's overlap.
 
-    `close` ends that one if it was never asked for. Afterwards none is left that has no owner.
+    It begins with `config`, if that is known. `close` ends it if it was never asked for. Afterwards none is left that
+    has no owner.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, config: EngineConfig | None) -> None:
         self._first: Child | None = launch_engine()
+        if config is not None:
+            try:
+                self._first = _told(self._first, config)
+            except BaseException:
+                self.close()
+                raise
 
     def __call__(self) -> Child:
         first, self._first = self._first, None
@@ -119,3 +133,12 @@ class EarlyLaunch:
             first.wait(_KILL_SECONDS)
             first.channel.close()
             first.lifeline.close()
+
+
+def _told(child: Child, config: EngineConfig) -> Child:
+    """The child, told to start. One that is gone already is found to be later."""
+    from poot_batch.process import frames  # which takes as long to import as the process does to begin
+
+    with suppress(OSError):
+        child.channel.sendall(frames.encode(frames.Start(config)))
+    return replace(child, config=config)

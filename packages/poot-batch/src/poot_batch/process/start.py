@@ -29,14 +29,18 @@ async def start_engine(
 ) -> ProcessEngine:
     """Start an engine process and wait until its model is prepared, however long that takes.
 
-    `launch` starts the process, `patience` says when it counts as lost, and `totals` counts on from an engine before.
-    Raises StartError with the engine's own code and message. When the wait is cancelled, the process is ended.
+    `launch` starts the process, which may have been told `config` already; `patience` says when it counts as lost, and
+    `totals` counts on from an engine before. Raises StartError with the engine's own code and message. When the wait is
+    cancelled, the process is ended.
     """
     child = (launch or launch_engine)()
     writer = None
     try:
         reader, writer = await asyncio.open_connection(sock=child.channel)
-        writer.write(frames.encode(frames.Start(config)))
+        if child.config is None:
+            writer.write(frames.encode(frames.Start(config)))
+        elif child.config != config:
+            raise ValueError(f"the engine process was told to start with {child.config}, not with {config}")
         incoming = Incoming(reader)
         info = await _until_ready(incoming, child, progress)
     except BaseException:

@@ -19,7 +19,9 @@ _KEYS = 16  # of a box
 _PAIRS = 8  # (query, head) pairs of a unit
 _WARPS = 8  # that compute, at most
 _MOST_SPLITS = 32  # that the kernel adds up
-_MOST_TOKENS = 64  # of more rows Triton's is as fast
+_FEW_ROWS = 64
+_MANY_ROWS = range(161, 225)  # somewhat more than Triton's programs run at once, so that its last few run alone
+_MANY_BLOCKS = 3  # of a multiprocessor, with less slots
 _LEAST_STAGES, _MOST_STAGES = 3, 4
 _RESERVED = 1024  # bytes of shared memory that a block takes by itself
 
@@ -35,7 +37,7 @@ class Tiling:
 
 
 def tiling(it: Attended, shared: int) -> Tiling | None:
-    """The fastest found on an H200 over 1 to 64 rows, contexts of 190 to 32,768; None where no unit fits."""
+    """The fastest found on an H200 over 1 to 256 rows, contexts of 190 to 32,768; None where no unit fits."""
     pairs = pair_groups(it)
     heads = next((n for n in range(1, _WARPS + 1) if it.kv_heads % n == 0 and n >= pairs), None)
     if heads is None:
@@ -43,10 +45,11 @@ def tiling(it: Attended, shared: int) -> Tiling | None:
     ways = 4 if it.tokens <= FEW else 2
     while ways * heads > _WARPS:
         ways //= 2
-    for blocks in (_WARPS // (heads * ways), 1):
+    few = it.tokens <= _FEW_ROWS
+    for blocks in (_WARPS // (heads * ways) if few else _MANY_BLOCKS, 1):
         stages = stages_within(shared, heads, ways, blocks, it.q.shape[2])
         if stages >= _LEAST_STAGES:
-            return Tiling(heads, ways, blocks, min(stages, _MOST_STAGES))
+            return Tiling(heads, ways, blocks, min(stages, _MOST_STAGES if few else _LEAST_STAGES))
     return None
 
 
@@ -79,7 +82,7 @@ def accepts(it: Attended) -> bool:
     """Whether a site's attention is one for this kernel, given a tiling."""
     q, pools = it.q, (it.k_pool, it.v_pool)
     return (
-        it.tokens <= _MOST_TOKENS
+        (it.tokens <= _FEW_ROWS or it.tokens in _MANY_ROWS)
         and q.shape[2] in WIDTHS
         and q.stride(2) == 1
         and all(stride % 2 == 0 for stride in q.stride()[:2])
