@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from poot_executor.errors import CapacityError, DeviceError
 pytest.importorskip("triton", reason="torch brings triton on Linux only")
 
 from poot_executor.backends.cuda.device import CudaDevice
+from poot_executor.backends.triton import recording
 from poot_executor.backends.triton.graphs import PinnedFetch
 from poot_executor.backends.triton.memory import TorchAllocation
 from poot_executor.backends.triton.recording import GraphRecording
@@ -49,7 +50,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
         lambda device: device.write(ALLOCATION, 0, np.zeros(4, np.uint8)),
         lambda device: device.fetch(ALLOCATION, 0, 4),
         lambda device: device.synchronize(),
-        lambda device: device.record([]),
+        lambda device: device.record([], []),
         lambda device: PinnedFetch(ALLOCATION.tensor, Broken()).result(),
     ],
     ids=["write", "fetch", "synchronize", "record", "result"],
@@ -57,6 +58,26 @@ def device(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
 def test_a_lost_context_is_a_device_error(device: CudaDevice, call: Callable[[CudaDevice], Any]) -> None:
     with pytest.raises(DeviceError, match="illegal memory access"):
         call(device)
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_only_fresh_launches_run_first_unless_that_does_not_do(
+    device: CudaDevice, monkeypatch: pytest.MonkeyPatch, ready: bool
+) -> None:
+    said: list[list[str]] = []
+    device.side = device.pool = None  # type: ignore[assignment]
+
+    def capture(side: Any, pool: Any, calls: Sequence[Callable[[], str]], first: Sequence[Callable[[], str]]) -> str:
+        said.append([call() for call in first])
+        if len(said) == 1 and not ready:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return " ".join(call() for call in calls)
+
+    monkeypatch.setattr(recording, "capture", capture)
+    launches = [lambda live, name=name: lambda: name for name in ("a", "b", "c")]
+    made = GraphRecording(device, launches, [True, False, True], ALLOCATION)
+    assert said == ([["a", "c"]] if ready else [["a", "c"], ["a", "b", "c"]])
+    assert made.__dict__["_graph"] == "a b c"
 
 
 def test_a_replay_on_a_lost_context_is_a_device_error(device: CudaDevice) -> None:

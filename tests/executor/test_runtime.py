@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from poot_executor.backends.null.device import NullDevice
+from poot_executor.backends.null.device import NullDevice, NullRecording
 from poot_executor.devices import Live, open_device
+from poot_executor.devices.protocol import Launch
 from poot_executor.encodings import Dense, WeightSource
 from poot_executor.errors import CapacityError, GraphError, KernelUnavailableError
 from poot_executor.ir import DType, Graph, GraphBuilder
@@ -257,6 +258,28 @@ def test_the_null_device_prepares_and_counts(decoder: Any) -> None:
     assert account.of("kv") == compiled.state_bytes("kv") == 2 * 2 * 4 * 3 * 40 * 2 * 8
     assert account.of("rows") == compiled.state_bytes("rows")
     assert (account.of("arena"), account.of("staging")) == (compiled.arena, compiled.staging)
+
+
+def test_launches_that_are_like_those_before_are_not_fresh(decoder: Any) -> None:
+    class Asked(NullDevice):
+        def record(self, launches: Sequence[Launch], fresh: Sequence[bool]) -> NullRecording:
+            assert len(fresh) == len(launches)
+            told.append(list(fresh))
+            return super().record(launches, fresh)
+
+    told: list[list[bool]] = []
+    device = Asked()
+    for layers in (2, 5):
+        model = decoder(layers=layers)
+        graphs = {EntryKey("step", tokens): model.step(tokens) for tokens in (4, 5)}
+        graphs[EntryKey("again", 4)] = graphs[EntryKey("step", 4)]
+        prepare(device, compile_graphs(device, graphs), model.weights())
+    # More layers do the same with other weights and pools; each size of step has its own; what was there before is not
+    # fresh, but for a later preparation, which knows nothing of it.
+    few, few_of_five, again, many, many_of_five, once_more = told
+    assert len(many) > len(few)
+    assert sum(few) == sum(few_of_five) == sum(many) == sum(many_of_five) > 0
+    assert not any(again) and not any(once_more)
 
 
 def test_the_null_device_runs_out() -> None:

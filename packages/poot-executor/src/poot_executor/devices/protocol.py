@@ -91,8 +91,12 @@ class Device(Protocol):
     def fetch(self, allocation: Allocation, offset: int, nbytes: int) -> Fetch:
         """Enqueue a copy of device bytes to the host, ordered on the compute stream: later work may overwrite them."""
 
-    def record(self, launches: Sequence[Launch]) -> Recording:
-        """Make one recording of bound launches."""
+    def record(self, launches: Sequence[Launch], fresh: Sequence[bool]) -> Recording:
+        """Make one recording of bound launches.
+
+        `fresh`: of each launch, whether none like it, which does the same elsewhere in memory, has been recorded yet. A
+        device whose kernels have to run once before they can be recorded runs those.
+        """
 
     def synchronize(self) -> None:
         """Wait until all enqueued work is done. Raises DeviceError if any of it failed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from poot_executor.encodings.types import WeightSource
 from poot_executor.errors import GraphError
 from poot_executor.ir.types import DType, Role, TensorType
 from poot_executor.kernels.kernel import Operand, Operands, WeightForm
+from poot_executor.kernels.select import Choice
 from poot_executor.memory.plan import placements
 from poot_executor.runtime.compile import Compiled, CompiledEntry, state_class
 from poot_executor.runtime.entry import Entry, EntrySet
@@ -34,9 +35,9 @@ def prepare(
     held = _hold_weights(device, compiled.forms, weights, progress)
     states = {name: _allocate_state(device, name, type_) for name, type_ in compiled.states.items()}
     arena = device.allocate("arena", max(compiled.arena, device.alignment))
-    entries = {}
+    entries, recorded = {}, set[Hashable]()
     for index, (key, compiled_entry) in enumerate(compiled.entries.items()):
-        entries[key] = _Binder(device, compiled_entry, held, states, arena).entry()
+        entries[key] = _Binder(device, compiled_entry, held, states, arena).entry(recorded)
         progress("entries", index + 1, len(compiled.entries))
     device.synchronize()
     return EntrySet(device, compiled, entries, states)
@@ -90,12 +91,13 @@ class _Binder:
         self._where = placements(entry.graph)
         self._staged: dict[int, Allocation] = {}
 
-    def entry(self) -> Entry:
+    def entry(self, recorded: set[Hashable]) -> Entry:
+        """`recorded` are the likenesses of the launches of earlier entries; those of this one's are added."""
         graph, device = self._entry.graph, self._device
         for value in graph.values:
             if value.role in (Role.INPUT, Role.OUTPUT):
                 self._staged[value.id] = device.allocate("staging", value.type.nbytes(device.activation))
-        launches = []
+        launches, fresh = [], []
         for index, (node, choice) in enumerate(zip(graph.nodes, self._entry.choices, strict=True)):
             if choice is None:
                 continue
@@ -106,9 +108,21 @@ class _Binder:
                 self._workspace(index, choice.kernel.workspace(choice.site)),
             )
             launches.append(choice.kernel.bind(choice.site, operands, device))
+            likeness = self._likeness(choice, operands)
+            fresh.append(likeness not in recorded)
+            recorded.add(likeness)
         inputs = {graph.values[i].name: self._operand(i) for i in graph.inputs}
         outputs = {graph.values[i].name: self._operand(i) for i in graph.outputs}
-        return Entry(device, self._entry, device.record(launches), inputs, outputs)
+        return Entry(device, self._entry, device.record(launches, fresh), inputs, outputs)
+
+    def _likeness(self, choice: Choice, operands: Operands) -> Hashable:
+        """All that a launch is told, but for where its operands and weights lie, as far as they lie alike."""
+        site, alignment = choice.site, self._device.alignment
+        places = (operand for operand in (*operands.inputs, *operands.outputs) if operand is not None)
+        return (
+            *(choice.kernel, site.op, site.inputs, site.outputs, site.encodings),
+            tuple((operand.strides, operand.offset % alignment) for operand in places),
+        )
 
     def _operand(self, value_id: int) -> Operand:
         graph, where = self._entry.graph, self._where[value_id]

@@ -104,7 +104,7 @@ class CpuDevice:
     def fetch(self, allocation: Allocation, offset: int, nbytes: int) -> HostFetch:
         return HostFetch(_bytes_of(allocation, offset, nbytes).copy())
 
-    def record(self, launches: Sequence[Launch]) -> HostLoop:
+    def record(self, launches: Sequence[Launch], fresh: Sequence[bool]) -> HostLoop:
         return HostLoop(launches)
 
     def synchronize(self) -> None:

@@ -50,9 +50,12 @@ def _nothing() -> None:
     """What every launch does."""
 
 
+_KERNELS = (NullKernel(),)
+
+
 class NullKernels(KernelTable):
     def of(self, op: type[Op]) -> tuple[Kernel, ...]:
-        return (NullKernel(),)
+        return _KERNELS
 
 
 class NullRecording:
@@ -105,7 +108,7 @@ class NullDevice:
     def fetch(self, allocation: Allocation, offset: int, nbytes: int) -> HostFetch:
         return HostFetch(np.zeros(nbytes, dtype=np.uint8))
 
-    def record(self, launches: Sequence[Launch]) -> NullRecording:
+    def record(self, launches: Sequence[Launch], fresh: Sequence[bool]) -> NullRecording:
         self.recordings.append(NullRecording(launches))
         return self.recordings[-1]
 

@@ -118,7 +118,7 @@ class TritonDevice:
         """
         return next(iter(ways))
 
-    def record(self, launches: Sequence[Launch]) -> Any:
+    def record(self, launches: Sequence[Launch], fresh: Sequence[bool]) -> Any:
         live, self.live = self.live, self._live_buffer()
         return EagerLoop(self, launches, live)
 

@@ -93,7 +93,7 @@ class GraphDevice(TritonDevice):
         clock = DeviceClock(self.side, properties.L2_cache_size, self._finish_uploads)
         self._stopwatch = Stopwatch(clock, Choices(self.made_of))
         # A graph that is never replayed: the pool goes when its last graph does, and could not be used again.
-        self._anchor = capture(self.side, self.pool, [lambda: self.live.add_(0)], warm=False)
+        self._anchor = capture(self.side, self.pool, [lambda: self.live.add_(0)])
 
     def capacity(self) -> int:
         """Free bytes, less a reserve for what is no allocation of a plan.
@@ -156,11 +156,11 @@ class GraphDevice(TritonDevice):
             raise failure(error) from error
         return PinnedFetch(slot, event)
 
-    def record(self, launches: Sequence[Launch]) -> GraphRecording:
+    def record(self, launches: Sequence[Launch], fresh: Sequence[bool]) -> GraphRecording:
         live, self.live = self.live, self._live_buffer()
         try:
             before, _ = torch.cuda.mem_get_info()
-            recording = GraphRecording(self, launches, TorchAllocation(live.view(torch.uint8)))
+            recording = GraphRecording(self, launches, fresh, TorchAllocation(live.view(torch.uint8)))
             after, _ = torch.cuda.mem_get_info()
         except RuntimeError as error:
             raise failure(error) from error

@@ -20,11 +20,18 @@ if TYPE_CHECKING:
 class GraphRecording:
     """A graph. Its live counts are sent only when they change."""
 
-    def __init__(self, device: GraphDevice, launches: Sequence[Launch], live: TorchAllocation) -> None:
+    def __init__(
+        self, device: GraphDevice, launches: Sequence[Launch], fresh: Sequence[bool], live: TorchAllocation
+    ) -> None:
         self._device, self._live, self._last = device, live, Live()
         # Kept: they own tensors whose addresses the graph has recorded.
         self._calls = [launch(Live()) for launch in launches]
-        self._graph = capture(device.side, device.pool, self._calls, warm=True)
+        first = [call for call, is_fresh in zip(self._calls, fresh, strict=True) if is_fresh]
+        try:
+            self._graph = capture(device.side, device.pool, self._calls, first)
+        except RuntimeError:
+            # Likeness is judged by what kernels are told; one of them may go by something else.
+            self._graph = capture(device.side, device.pool, self._calls, self._calls)
 
     def replay(self, live: Live) -> None:
         if live != self._last:
@@ -37,20 +44,23 @@ class GraphRecording:
 
 
 def capture(
-    side: torch.cuda.Stream, pool: Any, calls: Sequence[Callable[[], object]], *, warm: bool
+    side: torch.cuda.Stream,
+    pool: Any,
+    calls: Sequence[Callable[[], object]],
+    first: Sequence[Callable[[], object]] = (),
 ) -> torch.cuda.CUDAGraph:
     """Record the calls on the stream `side`.
 
     Not by `torch.cuda.graph`: that empties torch's caches each time, and forbids what the threads of an upload do
-    meanwhile. `warm`: call once before, with no live row, so that kernels are compiled and libraries get their
+    meanwhile. `first` are called before, with no live row, so that kernels are compiled and libraries get their
     workspaces.
     """
     graph = torch.cuda.CUDAGraph()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        if warm:
-            for call in calls:
-                call()
+        for call in first:
+            call()
+        if first:
             side.synchronize()
         graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
