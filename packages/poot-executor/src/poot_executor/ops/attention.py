@@ -91,9 +91,9 @@ class PagedAttention(Op):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         q, k_pool, v_pool, _, _, *sinks = inputs
-        require([s.shape for s in sinks] == [q.shape[1:2]] * self.sinks, self, f"{len(sinks)} sinks for {q}")
-        require(q.shape[1] % k_pool.shape[1] == 0, self, f"{q.shape[1]} heads over {k_pool.shape[1]} KV heads")
-        require(q.shape[2] == k_pool.shape[2], self, f"{q} and {k_pool} differ in head size")
+        require([s.shape for s in sinks] == [q.shape[1:2]] * self.sinks, self, "{} sinks for {}", len(sinks), q)
+        require(q.shape[1] % k_pool.shape[1] == 0, self, "{} heads over {} KV heads", q.shape[1], k_pool.shape[1])
+        require(q.shape[2] == k_pool.shape[2], self, "{} and {} differ in head size", q, k_pool)
         return (q.with_shape(q.shape[0], q.shape[1], v_pool.shape[2]),)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:

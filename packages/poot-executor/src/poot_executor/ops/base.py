@@ -45,10 +45,11 @@ class Example:
     derived: dict[int, tuple[Op, tuple[int, ...]]] = field(default_factory=dict)
 
 
-def require(holds: bool, op: Op, message: str) -> None:
-    """Raise GraphError naming the op unless `holds`."""
+def require(holds: bool, op: Op, message: str, *of: object) -> None:
+    """Raise GraphError naming the op unless `holds`. `of` are what `message` has braces for, put in only then: a start
+    checks some hundred thousand times."""
     if not holds:
-        raise GraphError(f"{op}: {message}")
+        raise GraphError(f"{op}: {message.format(*of)}")
 
 
 def floats(generator: torch.Generator, *shape: int, scale: float = 1.0) -> torch.Tensor:

@@ -60,7 +60,9 @@ class ResidualLinear(Op):
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         x, weight, residual, norm = inputs
         total = TensorType((x.shape[0], weight.shape[0]), DType.ACT, x.live)
-        require(residual == total and norm.shape == weight.shape[:1], self, f"{residual} and {norm} do not fit {total}")
+        require(
+            residual == total and norm.shape == weight.shape[:1], self, "{} and {} do not fit {}", residual, norm, total
+        )
         return (total, total, squares_of(total))
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -95,7 +97,7 @@ class NormedLinear(Op):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         x, squares, *rest = inputs
-        require(squares == squares_of(x), self, f"{squares} are not those of {x}")
+        require(squares == squares_of(x), self, "{} are not those of {}", squares, x)
         return Linear(self.weights, self.bias).infer(x, *rest)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -125,7 +127,7 @@ class NormedGatedLinear(Op):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         x, squares, gate, up = inputs
-        require(squares == squares_of(x), self, f"{squares} are not those of {x}")
+        require(squares == squares_of(x), self, "{} are not those of {}", squares, x)
         return GatedLinear(self.activation).infer(x, gate, up)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:

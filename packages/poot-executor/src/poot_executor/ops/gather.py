@@ -28,7 +28,7 @@ class SlotMap(Op):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         positions, rows, _ = inputs
-        require(positions == rows, self, f"{positions} and {rows} differ")
+        require(positions == rows, self, "{} and {} differ", positions, rows)
         return (positions,)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -68,7 +68,11 @@ class KeepLast(Op):
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         hidden, runs, kept = inputs
         require(
-            hidden.shape[1] == kept.shape[1] and runs.shape[0] == kept.shape[0], self, f"{hidden} does not fit {kept}"
+            hidden.shape[1] == kept.shape[1] and runs.shape[0] == kept.shape[0],
+            self,
+            "{} does not fit {}",
+            hidden,
+            kept,
         )
         return (kept,)
 

@@ -33,14 +33,14 @@ class Linear(Op):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         x, *rest = inputs
-        require(len(rest) == self.weights * (2 if self.bias else 1), self, f"{len(rest)} weights and biases given")
+        require(len(rest) == self.weights * (2 if self.bias else 1), self, "{} weights and biases given", len(rest))
         weights, biases = rest[: self.weights], rest[self.weights :]
         for weight in weights:
             require(
-                len(weight.shape) == 2 and weight.shape[1] == x.shape[-1], self, f"weight {weight} does not fit {x}"
+                len(weight.shape) == 2 and weight.shape[1] == x.shape[-1], self, "weight {} does not fit {}", weight, x
             )
         for weight, bias in zip(weights, biases, strict=False):
-            require(bias.shape == weight.shape[:1], self, f"bias {bias} does not fit {weight}")
+            require(bias.shape == weight.shape[:1], self, "bias {} does not fit {}", bias, weight)
         return (TensorType((*x.shape[:-1], sum(w.shape[0] for w in weights)), self.out, x.live),)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -84,8 +84,8 @@ class GatedLinear(Op):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         x, gate, up = inputs
-        require(gate.shape == up.shape, self, f"gate {gate} and up {up} differ")
-        require(len(gate.shape) == 2 and gate.shape[1] == x.shape[-1], self, f"weight {gate} does not fit {x}")
+        require(gate.shape == up.shape, self, "gate {} and up {} differ", gate, up)
+        require(len(gate.shape) == 2 and gate.shape[1] == x.shape[-1], self, "weight {} does not fit {}", gate, x)
         return (TensorType((*x.shape[:-1], gate.shape[0]), DType.ACT, x.live),)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -115,7 +115,7 @@ class Embed(Op):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         ids, table = inputs
-        require(len(ids.shape) == 1 and len(table.shape) == 2, self, f"cannot gather {ids} from {table}")
+        require(len(ids.shape) == 1 and len(table.shape) == 2, self, "cannot gather {} from {}", ids, table)
         return (TensorType((ids.shape[0], table.shape[1]), DType.ACT, ids.live),)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -37,7 +37,7 @@ class RmsNorm(Op):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         x, weight = inputs
-        require(weight.shape == (x.shape[-1],), self, f"weight {weight} does not fit {x}")
+        require(weight.shape == (x.shape[-1],), self, "weight {} does not fit {}", weight, x)
         return (x,)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -69,8 +69,8 @@ class AddRmsNorm(Op):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         x, residual, weight = inputs
-        require(x == residual, self, f"{x} and residual {residual} differ")
-        require(weight.shape == (x.shape[-1],), self, f"weight {weight} does not fit {x}")
+        require(x == residual, self, "{} and residual {} differ", x, residual)
+        require(weight.shape == (x.shape[-1],), self, "weight {} does not fit {}", weight, x)
         return (x, x)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -113,10 +113,10 @@ class LayerNorm(Op):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         x, *weights = inputs
-        require(len(weights) == self.weight + self.bias, self, f"{len(weights)} weights and biases given")
+        require(len(weights) == self.weight + self.bias, self, "{} weights and biases given", len(weights))
         for weight in weights:
             fits = weight.shape in (x.shape[-1:], x.shape[1:]) and weight.shape == weights[0].shape
-            require(fits, self, f"weight {weight} does not fit {x}")
+            require(fits, self, "weight {} does not fit {}", weight, x)
         return (x,)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:

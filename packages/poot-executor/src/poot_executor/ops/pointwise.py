@@ -36,7 +36,7 @@ class Add(Op):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         x, y = inputs
-        require(x == y, self, f"{x} and {y} differ")
+        require(x == y, self, "{} and {} differ", x, y)
         return (x,)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -55,7 +55,7 @@ class Mul(Op):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         x, y = inputs
-        require(x == y, self, f"{x} and {y} differ")
+        require(x == y, self, "{} and {} differ", x, y)
         return (x,)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -195,7 +195,7 @@ class GatedActivation(Op):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         (x,) = inputs
-        require(x.shape[-1] % 2 == 0, self, f"{x} has no two halves")
+        require(x.shape[-1] % 2 == 0, self, "{} has no two halves", x)
         return (x.with_shape(*x.shape[:-1], x.shape[-1] // 2),)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:

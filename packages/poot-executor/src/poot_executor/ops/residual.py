@@ -32,8 +32,10 @@ class LinearAddRmsNorm(Op):
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         x, weight, residual, norm = inputs
         total = TensorType((x.shape[0], weight.shape[0]), DType.ACT, x.live)
-        require(x.shape[1:] == weight.shape[1:], self, f"{weight} does not fit {x}")
-        require(residual == total and norm.shape == weight.shape[:1], self, f"{residual} and {norm} do not fit {total}")
+        require(x.shape[1:] == weight.shape[1:], self, "{} does not fit {}", weight, x)
+        require(
+            residual == total and norm.shape == weight.shape[:1], self, "{} and {} do not fit {}", residual, norm, total
+        )
         return (total, total)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:

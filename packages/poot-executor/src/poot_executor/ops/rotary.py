@@ -97,15 +97,17 @@ class RotaryKvWrite(Op):
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         q, k, v, table, slots, k_pool, v_pool, *norms = inputs
         require(
-            len(q.shape) == len(k.shape) == 3 and q.shape[2] == k.shape[2], self, f"{q} and {k} differ in head size"
+            len(q.shape) == len(k.shape) == 3 and q.shape[2] == k.shape[2], self, "{} and {} differ in head size", q, k
         )
-        require(k.shape[1:] == k_pool.shape[1:] and v.shape[1:] == v_pool.shape[1:], self, f"{k} does not fit {k_pool}")
+        require(
+            k.shape[1:] == k_pool.shape[1:] and v.shape[1:] == v_pool.shape[1:], self, "{} does not fit {}", k, k_pool
+        )
         tokens = {x.shape[0] for x in (q, k, v, table, slots)}
-        require(len(tokens) == 1, self, f"{q}, {k}, {v}, {table} and {slots} differ in tokens")
-        require(table.shape[1] <= q.shape[2] and table.shape[1] % 2 == 0, self, f"table {table} is too wide for {q}")
-        require(len(norms) == (0 if self.eps is None else 2), self, f"{len(norms)} norm weights given")
+        require(len(tokens) == 1, self, "{}, {}, {}, {} and {} differ in tokens", q, k, v, table, slots)
+        require(table.shape[1] <= q.shape[2] and table.shape[1] % 2 == 0, self, "table {} is too wide for {}", table, q)
+        require(len(norms) == (0 if self.eps is None else 2), self, "{} norm weights given", len(norms))
         for norm in norms:
-            require(norm.shape == q.shape[2:], self, f"weight {norm} does not fit {q}")
+            require(norm.shape == q.shape[2:], self, "weight {} does not fit {}", norm, q)
         return (q, k_pool, v_pool)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -61,9 +61,9 @@ class OpenRow(Op):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         block, ints, reals, ids, values, *tables = inputs
-        require(len(tables) == self.tables, self, f"{len(tables)} block tables given")
+        require(len(tables) == self.tables, self, "{} block tables given", len(tables))
         size = RowLayout.open_block(ids.shape[1], tuple(t.shape[1] for t in tables))
-        require(block.shape == (size,), self, f"the block must have {size} elements, not {block}")
+        require(block.shape == (size,), self, "the block must have {} elements, not {}", size, block)
         return (ints, reals, ids, values, *tables)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -112,7 +112,7 @@ class WriteHistory(Op):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         block, history = inputs
-        require(len(block.shape) == 1 and block.shape[0] > RowLayout.RECALL_HEADER, self, f"{block} has no tokens")
+        require(len(block.shape) == 1 and block.shape[0] > RowLayout.RECALL_HEADER, self, "{} has no tokens", block)
         return (history,)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -162,7 +162,7 @@ class UnpackStep(Op):
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         block, ints, history = inputs
         size = RowLayout.step_block(self.tokens, ints.shape[0])
-        require(block.shape == (size,), self, f"the block must have {size} elements, not {block}")
+        require(block.shape == (size,), self, "the block must have {} elements, not {}", size, block)
         flat = TensorType((self.tokens,), DType.I32, "tokens")
         return (flat, flat, flat, TensorType((ints.shape[0], RowLayout.RUN), DType.I32), ints, history)
 
@@ -236,7 +236,7 @@ class CommitTokens(Op):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         tokens, rows, _, history = inputs
-        require(tokens.shape == rows.shape, self, f"{tokens} and {rows} differ")
+        require(tokens.shape == rows.shape, self, "{} and {} differ", tokens, rows)
         return (history,)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -51,7 +51,7 @@ class AdjustLogits(Op):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         logits, rows = inputs[:2]
-        require(logits.shape[0] >= rows.shape[0], self, f"{rows} does not fit {logits}")
+        require(logits.shape[0] >= rows.shape[0], self, "{} does not fit {}", rows, logits)
         return (TensorType((rows.shape[0], logits.shape[1]), DType.F32, rows.live),)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -83,7 +83,7 @@ class AdjustLogits(Op):
 
 def _per_row(op: Op, logits: TensorType, rows: TensorType) -> tuple[TensorType, TensorType]:
     """Tokens and flags of the rows."""
-    require(len(logits.shape) == 2 and logits.shape[0] >= rows.shape[0], op, f"{rows} does not fit {logits}")
+    require(len(logits.shape) == 2 and logits.shape[0] >= rows.shape[0], op, "{} does not fit {}", rows, logits)
     return rows, rows
 
 
@@ -189,7 +189,7 @@ class TopLogProbs(Op):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         logits, tokens = inputs
-        require(1 <= self.k <= logits.shape[1], self, f"k must lie in 1..{logits.shape[1]}")
+        require(1 <= self.k <= logits.shape[1], self, "k must lie in 1..{}", logits.shape[1])
         shape = (tokens.shape[0], self.k)
         return (
             TensorType(tokens.shape, DType.F32, tokens.live),

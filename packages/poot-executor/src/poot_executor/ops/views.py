@@ -24,8 +24,8 @@ class Split(Op):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         (x,) = inputs
-        require(len(x.shape) > 1, self, f"{x} has no columns")
-        require(sum(self.widths) == x.shape[-1], self, f"widths do not add up to {x.shape[-1]}")
+        require(len(x.shape) > 1, self, "{} has no columns", x)
+        require(sum(self.widths) == x.shape[-1], self, "widths do not add up to {}", x.shape[-1])
         return tuple(x.with_shape(*x.shape[:-1], width) for width in self.widths)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -46,7 +46,7 @@ class Reshape(Op):
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         (x,) = inputs
         result = x.with_shape(x.shape[0], *self.trailing)
-        require(result.elements == x.elements, self, f"cannot take the elements of {x}")
+        require(result.elements == x.elements, self, "cannot take the elements of {}", x)
         return (result,)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -67,8 +67,8 @@ class Into(Op):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         x, state = inputs
-        require(x.dtype is state.dtype and x.shape[1:] == state.shape[1:], self, f"{x} does not fit {state}")
-        require(x.shape[0] <= state.shape[0], self, f"{x} has more rows than {state}")
+        require(x.dtype is state.dtype and x.shape[1:] == state.shape[1:], self, "{} does not fit {}", x, state)
+        require(x.shape[0] <= state.shape[0], self, "{} has more rows than {}", x, state)
         return (state,)
 
     def reference(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
