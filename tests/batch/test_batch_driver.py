@@ -22,6 +22,7 @@ from poot_executor.ops import RowLayout
 from poot_executor.programs import FULL, LOGPROBS, PENALTIES, RowTableShape
 from poot_executor.runtime import Compiled, EntryKey, compile_graphs
 from poot_models import ModelHandle, load
+from poot_models.blocks import StepShape
 
 
 def sequence_of(row: int, prompt: tuple[int, ...] = (5, 6, 7), **fields: object) -> Sequence:
@@ -201,6 +202,24 @@ def test_rows_run_in_the_smallest_entries_that_hold_them(model: ModelHandle) -> 
     assert {(key.capacity, key.features): n for key, n in used.items() if key.program == "sample"} == {
         (1, frozenset()): 1, (2, frozenset({FULL})): 1, (4, frozenset({FULL})): 1, (6, frozenset({FULL})): 2,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes"),
+    [
+        (64, [56, 64, 80, 96, 112]),
+        (72, [56, 64, 72, 80, 96, 112]),
+        (90, [56, 64, 72, 80, 88, 96, 112]),
+        (300, [56, 64, 72, 80, 88, 96, 104, 112]),
+    ],
+)
+def test_steps_have_more_sizes_as_far_as_all_rows_may_decode(rows: int, sizes: list[int]) -> None:
+    found = startup.ladder(NullDevice(), StepShape(2000, rows, 64, 16, (), ()))
+    assert [size for size in found if 50 < size < 120] == sizes
+    assert found[:6] == (1, 2, 4, 8, 16, 24)
+    assert found[-3:] == (1792, 1920, 2000)
+    assert list(found) == sorted(set(found))
+    assert (248 in found, 264 in found) == (rows > 240, False)
 
 
 def test_heads_of_many_rows_have_more_sizes_than_sampling(model: ModelHandle) -> None:

@@ -126,14 +126,14 @@ def _of_tokens(model: ModelHandle, device: Device, shape: StepShape, tokens: int
 def ladder(device: Device, shape: StepShape) -> tuple[int, ...]:
     """Capacities of the step entries.
 
-    A recording runs its whole capacity, so a recording device gets a fine ladder; one that does only the live work
-    needs an entry for decoding and one for prompts.
+    A recording runs its whole capacity, so a recording device gets a fine ladder, the finest as far as all rows may
+    decode; one that does only the live work needs an entry for decoding and one for prompts.
     """
     if not device.records:
         return tuple(sorted({min(shape.rows, shape.tokens), shape.tokens}))
-    steps = [1, 2, 4, *range(8, 65, 8), *range(80, 385, 16), *range(448, 769, 64)]
-    steps += range(896, 2049, 128)
-    return (*(step for step in steps if step < shape.tokens), shape.tokens)
+    steps = {1, 2, 4, *range(8, 65, 8), *range(80, 385, 16), *range(448, 769, 64), *range(896, 2049, 128)}
+    steps |= {step for step in range(72, 257, 8) if step < shape.rows + 8}
+    return (*sorted(step for step in steps if step < shape.tokens), shape.tokens)
 
 
 def sample_ladder(device: Device, rows: int) -> tuple[int, ...]:
