@@ -336,6 +336,22 @@ def test_an_engine_that_is_lost_before_it_is_wanted(config: EngineConfig) -> Non
     run(main())
 
 
+def test_files_of_the_working_directory_are_no_modules_of_the_engine(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be a model's folder, whose code is never run."""
+    for name in ("json", "msgspec", "numpy", "torch", "poot_batch"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+
+    async def main() -> None:
+        engine = await start_supervised(config)
+        await engine.close()
+
+    run(main())
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_engine_that_was_told_to_start_with_something_else_is_ended(config: EngineConfig) -> None:
     async def main() -> None:
         with closing(EarlyLaunch(replace(config, rows=1))) as launch, pytest.raises(ValueError, match="was told to"):

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -171,8 +172,51 @@ def test_a_signal_while_modules_load_leaves_no_engine(start, engine, number):
     launched = engine()
     assert launched is not None
     process.send_signal(number)
-    assert process.wait(10) == -number
+    assert process.wait(10) == (-number if number == signal.SIGKILL else 128 + number)
+    assert "Traceback" not in process.stderr.read()
     assert ended(launched)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-", "2>/dev/full", ">/dev/full"])
+@pytest.mark.parametrize("flags", [[], ["--log-format", "json"]], ids=["text", "json"])
+def test_it_serves_where_nobody_takes_what_it_writes(tmp_path, port, closed, flags):
+    script = Path(__file__).with_name("launched_server.py")
+    words = [sys.executable, str(script), "none", str(tmp_path), f"127.0.0.1:{port}", *flags]
+    with subprocess.Popen(["sh", "-c", f'exec "$0" "$@" {closed}', *words]) as process:
+        try:
+            until_healthy(port)
+            process.terminate()
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+
+
+def until_healthy(port):
+    for _ in range(200):
+        try:
+            if httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.05)
+    pytest.fail("it does not serve")
+
+
+@pytest.mark.parametrize(
+    ("flag", "closed", "code"),
+    [
+        ("--help", ">&-", 0),
+        ("--help", ">/dev/full", 0),
+        ("--version", ">/dev/full", 0),
+        ("--no-such-flag", "2>&-", 2),
+        ("--no-such-flag", "2>/dev/full", 2),
+    ],
+)
+def test_exit_codes_where_nobody_takes_what_it_writes(tmp_path, flag, closed, code):
+    words = [sys.executable, "-c", "from poot_serve.cli import main; main()", flag]
+    ended = subprocess.run(
+        ["sh", "-c", f'exec "$0" "$@" {closed}', *words], capture_output=True, timeout=20, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, b"", b"")
 
 
 def test_port_in_use(start, engine, port):

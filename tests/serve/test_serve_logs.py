@@ -118,3 +118,22 @@ def test_lines_of_a_request_carry_its_id(served, caplog):
     finally:
         logging.getLogger("poot_serve").removeHandler(handler)
     assert [(entry["level"], entry["request_id"]) for entry in told] == [("error", "mine-1")]
+
+
+def test_a_json_log_that_nobody_reads_feeds_no_lines_to_itself():
+    """Far more lines than a pipe holds."""
+    program = """
+import os, sys
+from poot_serve.logs import logging_to_stderr
+reader, writer = os.pipe()
+os.dup2(writer, 2)
+os.close(reader)
+os.close(writer)
+with logging_to_stderr("INFO", "json"):
+    for _ in range(3000):
+        sys.stderr.write("a line that is written to standard error\\n")
+        sys.stderr.flush()
+print("over")
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30, check=False)
+    assert (ended.returncode, ended.stdout) == (0, b"over\n")

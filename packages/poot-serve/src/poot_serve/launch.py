@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import signal
 import sys
 import time
@@ -20,6 +19,7 @@ from poot_batch.process.supervisor import start_supervised
 from poot_models.errors import ModelError, TemplateError
 from poot_models.hub import HubId, fetch
 from poot_models.text import ChatTemplate, TextModel, open_text
+from poot_serve.ending import end_at_once
 from poot_serve.errors import AddressError, SettingsError, StartUpError
 from poot_serve.listen import allow_files, make_server, probe, until_open
 from poot_serve.listening_socket import bound_writes
@@ -33,7 +33,6 @@ STOP_SECONDS = 2.0
 CANCEL_SECONDS = 5.0
 ENGINE_CHECK_SECONDS = 0.5
 EXIT_LOST = 1
-EXIT_SIGNAL = 128  # plus the signal's number, as a shell reports it
 
 
 def launch(settings: Settings, launch_engine: Callable[[], Child]) -> int:
@@ -199,6 +198,4 @@ class _Signals:
         if self._drains and not self.first.is_set():
             self.first.set()
             return
-        _log.warning("ended at once by signal %d", number)
-        logging.shutdown()
-        os._exit(EXIT_SIGNAL + number)
+        end_at_once(number)

@@ -9,10 +9,11 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import TracebackType
+from typing import TextIO
 
 # Of the request that is being answered.
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
@@ -35,7 +36,7 @@ def logging_to_stderr(level: str, log_format: str) -> Iterator[None]:
     of the logger "stderr". Exceptions that nothing catches are logged, and so are warnings.
     """
     relay = _Relay() if log_format == "json" else None
-    handler = logging.StreamHandler(sys.stderr if relay is None else relay.out)
+    handler = _Handler(sys.stderr if relay is None else relay.out)
     handler.setFormatter(TextFormatter() if relay is None else JsonFormatter())
     root = logging.getLogger()
     before = root.level, sys.excepthook, threading.excepthook
@@ -58,7 +59,16 @@ def logging_to_stderr(level: str, log_format: str) -> Iterator[None]:
         root.removeHandler(handler)
         handler.close()
         if relay is not None:
-            relay.out.close()
+            with suppress(OSError):  # nobody reads what was left
+                relay.out.close()
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """A line that cannot be written is lost: to tell standard error of it, as logging does, is to tell the relay, which
+    would log that too."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Nothing."""
 
 
 class TextFormatter(logging.Formatter):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import TextIO
 
 BAR_CHARS = 30
 
 
 class Progress:
-    """Shows phases of the start as (phase, done, total) calls come, from any thread. `total` 0 means unknown."""
+    """Shows phases of the start as (phase, done, total) calls come, from any thread. `total` 0 means unknown.
+
+    What cannot be written is lost: a start does not end for a full disk.
+    """
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -28,16 +32,19 @@ class Progress:
             self._shown[phase] = step
             if self._terminal:
                 filled = BAR_CHARS * percent // 100
-                self._out.write(f"\r\x1b[K{phase:<16} [{'#' * filled}{'.' * (BAR_CHARS - filled)}] {percent:3d}%")
+                self._write(f"\r\x1b[K{phase:<16} [{'#' * filled}{'.' * (BAR_CHARS - filled)}] {percent:3d}%")
                 self._drawn = True
             else:
-                self._out.write(f"{phase}: {'done' if percent == 100 else 'started'}\n")
-            self._out.flush()
+                self._write(f"{phase}: {'done' if percent == 100 else 'started'}\n")
 
     def clear(self) -> None:
         """Takes the bar off the terminal, before anything else is written to it."""
         with self._lock:
             if self._drawn:
                 self._drawn = False
-                self._out.write("\r\x1b[K")
-                self._out.flush()
+                self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError):
+            self._out.write(text)
+            self._out.flush()

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from poot_batch.request import EngineConfig
 
-WORKER = (sys.executable, "-m", "poot_batch.process.worker")
+# -P: without the working directory among the places of modules, which may be that of a model, with files of its own.
+WORKER = (sys.executable, "-P", "-m", "poot_batch.process.worker")
 # How long the system may take to end a process that was killed. One in the hands of a driver may take for ever.
 _KILL_SECONDS = 5.0
 
