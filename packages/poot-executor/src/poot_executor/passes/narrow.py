@@ -29,6 +29,7 @@ from poot_executor.passes.rewrite import Rewriter
 
 # Ops that make each row of their results of the same row of their inputs, and of weights.
 _BY_ROW = (Add, Clamp, GatedActivation, Gelu, LayerNorm, Linear, Mul, Reshape, RmsNorm, Scale, SoftCap, Split, XIelu)
+_NARROWABLE = (*_BY_ROW, PagedAttention)
 # Times that a step must have more tokens than runs: below, what is saved does not pay for the rows' being moved.
 _LEAST = 2
 
@@ -46,18 +47,18 @@ def narrow(graph: Graph, tiling: Tiling) -> Graph:
     if keep is None:
         return graph
     hidden, runs = graph.types(keep.inputs[:2])
-    whole = _read_whole(graph, keep)
-    if hidden.shape[0] < _LEAST * runs.shape[0] or keep.inputs[0] in whole:
+    if hidden.shape[0] < _LEAST * runs.shape[0]:
         return graph
-    return _Narrowed(graph, keep, tiling).graph(whole)
+    whole = _read_whole(graph, keep)
+    return graph if keep.inputs[0] in whole else _Narrowed(graph, keep, tiling).graph(whole)
 
 
 def _read_whole(graph: Graph, keep: Node) -> set[int]:
     """Values of which all rows are read."""
     whole = set(graph.outputs)
     for node in reversed(graph.nodes):
-        by_row = isinstance(node.op, (*_BY_ROW, PagedAttention))
-        if node is not keep and not (by_row and whole.isdisjoint(node.outputs)):
+        narrowable = isinstance(node.op, _NARROWABLE) and whole.isdisjoint(node.outputs)
+        if node is not keep and not narrowable:
             whole.update(node.inputs)
     return whole
 

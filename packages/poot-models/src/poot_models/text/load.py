@@ -66,24 +66,29 @@ def load_text(checkpoint: TextSource, *, encodes: bool = True) -> TextModel:
     takes a fraction of the time. Not everything that is wrong with the tokenizer is found then.
     """
     directory = Path(checkpoint.path)
-    unread: str | None = None
     if checkpoint.format == "gguf":
         tokenizer = gguf_tokenizer(checkpoint.metadata, encodes=encodes)
         names = _gguf_names(checkpoint.metadata, tokenizer)
-        sources = _gguf_templates(checkpoint.metadata)
     elif checkpoint.format == "safetensors":
         tokenizer = json_tokenizer(directory, checkpoint.metadata, encodes=encodes)
         names = special_names(directory)
-        try:
-            sources = _directory_templates(directory)
-        except (OSError, TokenizerError) as error:
-            sources, unread = {}, f"the chat template cannot be read: {error}"
     else:
         raise TokenizerError(f"a checkpoint of the format {checkpoint.format!r} has no tokenizer that poot reads")
     if not encodes:
         return TextModel(tokenizer, None, "it was not read, for no text is to be encoded", names)
+    sources, unread = _sources(checkpoint)
     template, problem = _template(sources, names)
     return TextModel(tokenizer, template, unread or problem, names)
+
+
+def _sources(checkpoint: TextSource) -> tuple[Mapping[str, str], str | None]:
+    """(the chat templates of a checkpoint by name, why they cannot be read)."""
+    if checkpoint.format == "gguf":
+        return _gguf_templates(checkpoint.metadata), None
+    try:
+        return _directory_templates(Path(checkpoint.path)), None
+    except (OSError, TokenizerError) as error:
+        return {}, f"the chat template cannot be read: {error}"
 
 
 def _template(sources: Mapping[str, str], names: Mapping[str, str]) -> tuple[ChatTemplate | None, str | None]:
