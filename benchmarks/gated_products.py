@@ -3,8 +3,8 @@
     python benchmarks/gated_products.py [--rows 64,128,208,256,320,512,1024,2048] [--check]
 
 Results are compared with float64's. Speed is that of gate and up of an 8B decoder, in a CUDA graph over weights enough
-that none is found in the cache, as a ratio to cuBLAS and the activation's kernel after it, timed in turn. `few` is the
-kernel for some hundred rows.
+that none is found in the cache, as a ratio to cuBLAS and the activation's kernel after it, timed in turn. `turned` is
+the kernel whose tiles have any number of rows.
 
 --check: exit 1 unless results agree and 208 and 2,048 rows take no longer than the library's way, by the faster kernel.
 """
@@ -21,7 +21,7 @@ from here import require_gpu
 from packed_products import in_turn
 
 from poot_executor.backends.cuda.dense_gated import GatedProduct
-from poot_executor.backends.cuda.dense_gated_few import MOST_ROWS, gated_few
+from poot_executor.backends.cuda.dense_gated_turned import gated_turned
 from poot_executor.backends.cuda.device import CudaDevice
 from poot_executor.backends.triton.kernels.kernel import LIVE_INDEX
 from poot_executor.backends.triton.kernels.pointwise import gate_rows
@@ -49,9 +49,10 @@ def results(device: CudaDevice) -> Iterator[bool]:
         gate, up = (x[:live].double() @ half.double().T for half in weight.split(n))
         tanh = torch.nn.functional.gelu(gate, approximate="tanh")
         wanted = (torch.nn.functional.silu(gate) if activation == "silu" else tanh) * up
-        ways = {"many": GatedProduct(x, weight, out, activation).bind(TOKENS, device)}
-        if rows <= MOST_ROWS:
-            ways["few"] = gated_few((x, weight, out), activation, TOKENS, device)
+        ways = {
+            "upright": GatedProduct(x, weight, out, activation).bind(TOKENS, device),
+            "turned": gated_turned((x, weight, out), activation, TOKENS, device),
+        }
         for name, launch in ways.items():
             out.fill_(torch.nan)
             launch()
@@ -78,10 +79,11 @@ def speed(device: CudaDevice, rows_of: list[int]) -> Iterator[bool]:
         device.live[TOKENS] = rows
         x, out, product = noise(rows, K), noise(rows, N), noise(rows, 2 * N)
         gate = gate_rows("silu", product, out, TOKENS, device)
-        ways = {"many": [GatedProduct(x, weight, out, "silu").bind(TOKENS, device) for weight in weights]}
-        if rows <= MOST_ROWS:
-            ways["few"] = [gated_few((x, weight, out), "silu", TOKENS, device) for weight in weights]
-        ways["library"] = [library(x, weight, product, gate) for weight in weights]
+        ways = {
+            "upright": [GatedProduct(x, weight, out, "silu").bind(TOKENS, device) for weight in weights],
+            "turned": [gated_turned((x, weight, out), "silu", TOKENS, device) for weight in weights],
+            "library": [library(x, weight, product, gate) for weight in weights],
+        }
         graphs = {name: recorded(in_turn(calls)) for name, calls in ways.items()}
         # In turn, since a device that gets hot gets slower.
         times = [{name: 1000 / COPIES * milliseconds(it) for name, it in graphs.items()} for _ in range(TURNS)]

@@ -2,10 +2,11 @@
 
     python benchmarks/prefill.py [--shape 8b] [--prompts 2048,8192] [--repeats 5] [--check]
 
-Prints the median of the repeats, in-process, greedy, alone on the device, every overhead in, and the ratio to the
-products: those of the chunks that the prompt is read in, by cuBLAS over the engine's own matrices, timed after all
-prompts, since they leave the device hotter and slower than prompts do. Prompts run for half a second before they are
-timed, so that short ones find no cooler device than long ones.
+Prints the median of the repeats of all rounds, in-process, greedy, alone on the device, every overhead in, and the
+ratio to the products: those of the chunks that the prompt is read in, by cuBLAS over the engine's own matrices, timed
+after all prompts, since they leave the device hotter and slower than prompts do. Prompts run for a while before they
+are timed, so that short ones find no cooler device than long ones; and all lengths take turns, since a device that
+draws all the power that it may gets slower and faster as the minutes pass.
 Other lengths must be on the curve of the table's: at most 5 % above the straight line between their neighbours.
 
 --check: exit 1 unless every line with a verdict says PASS.
@@ -35,7 +36,7 @@ PROMPTS = {
     "8b": "256,300,512,1024,1100,2048,4096,5000,8192", "8b-q4km": "128,512,2048,8192", "135m": "256,2048,8192",
 }  # fmt: skip
 ANCHORS = (256, 512, 1024, 2048, 4096, 8192)
-WARM_SECONDS = 0.5
+ROUNDS, WARM_SECONDS = 3, 0.3
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -78,12 +79,13 @@ def products_ms(device: RandomCuda, parts: list[int]) -> float:
 def lines(arguments: argparse.Namespace, lengths: list[int]) -> Iterator[bool]:
     device = open_random(arguments.backend)
     running = engine(arguments.shape, device, arguments.rows, max(lengths) + 64)
-    prompts, taken = Prompts(running), dict[int, float]()
-    for length in lengths:
+    prompts, times = Prompts(running), {length: list[float]() for length in lengths}
+    for length in lengths * ROUNDS:
         began = time.perf_counter()
         while time.perf_counter() - began < WARM_SECONDS:
             prompts.first_token(length)
-        taken[length] = statistics.median(prompts.first_token(length) for _ in range(arguments.repeats))
+        times[length] += [prompts.first_token(length) for _ in range(arguments.repeats)]
+    taken = {length: statistics.median(found) for length, found in times.items()}
     for length in lengths:
         ceiling = float("nan")
         if isinstance(device, RandomCuda) and not device.packed:
@@ -111,7 +113,7 @@ def main() -> int:
     parser.add_argument("--shape", choices=tuple(SHAPES), default="8b")
     parser.add_argument("--prompts", default=None, help="lengths, with commas between")
     parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5, help="of a round")
     parser.add_argument("--backend", choices=BACKENDS, default="ptx")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--check", action="store_true")

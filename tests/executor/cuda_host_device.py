@@ -17,7 +17,7 @@ EARLY = {
     "attend_rows": (3, 4),
     "attend_prompt": (),
     "dense_gated": (),
-    "dense_gated_few": (1,),
+    "dense_gated_turned": (2,),
     "packed_dot": (1, 2, 3, 4),
     "packed_product": (1, 2, 3, 4),
     "packed_wide": (1, 2, 3, 4),

@@ -891,8 +891,8 @@ __forceinline__ void load_boxes(void* to_shared, const BoxMap& map, int row, int
         on_host::start_box(static_cast<unsigned char*>(to_shared) + i * map.box_rows * 128, map,
                            (piece + static_cast<int>(i)) * 64, row, on_host::numbers_of(barrier), 1u << rank);
 }
-__forceinline__ void load_halves(void* to_shared, const BoxMap& map, int column, int line, void* barrier) {
-    const auto rank = static_cast<unsigned>(on_host::now->block - on_host::blocks);
+__forceinline__ void load_halves_to(void* to_shared, const BoxMap& map, int column, int line, void* barrier,
+                                    unsigned short blocks) {
     if (!map.halves) on_host::fail("a map without halves");
     if (line % 8) on_host::fail("line %d is no multiple of eight", line);
     BoxMap eight = map;
@@ -902,8 +902,12 @@ __forceinline__ void load_halves(void* to_shared, const BoxMap& map, int column,
         const long long at = line + i / 2 * 8;
         on_host::start_box(static_cast<unsigned char*>(to_shared) + i * 1024, eight, column,
                            static_cast<int>(at < half ? i % 2 * half + at : map.rows), on_host::numbers_of(barrier),
-                           1u << rank);
+                           blocks);
     }
+}
+__forceinline__ void load_halves(void* to_shared, const BoxMap& map, int column, int line, void* barrier) {
+    const auto rank = static_cast<unsigned>(on_host::now->block - on_host::blocks);
+    load_halves_to(to_shared, map, column, line, barrier, static_cast<unsigned short>(1u << rank));
 }
 __forceinline__ void load_box_to(void* to_shared, const BoxMap& map, int column, int row, void* barrier,
                                  unsigned short blocks) {

@@ -13,7 +13,7 @@ from cuda_host_device import HostDevice
 from cuda_on_host import compiler
 
 from poot_executor.backends.cuda.dense_gated import DenseGatedKernel, GatedProduct, Tiling, tiling
-from poot_executor.backends.cuda.dense_gated_few import FewTiling, few_tiling, gated_few
+from poot_executor.backends.cuda.dense_gated_turned import TurnedTiling, gated_turned, turned_tiling
 from poot_executor.backends.cuda.nvrtc import ProgramError
 from poot_executor.backends.triton.kernels.gated import GatedLinearKernel
 from poot_executor.backends.triton.memory import TorchAllocation
@@ -39,7 +39,7 @@ class Case:
     n: int = 136
     k: int = 72
     activation: Literal["silu", "gelu_tanh"] = "silu"
-    how: Tiling | FewTiling | None = None
+    how: Tiling | TurnedTiling | None = None
     live: int = 2**30
     index: int = 0
     processors: int = 3
@@ -53,13 +53,19 @@ def product(case: Case) -> tuple[GatedProduct, torch.Tensor]:
     used = min(case.rows, case.live)
     x[:used] = torch.randn(used, case.k, generator=noise).bfloat16()
     weight = (torch.randn(2 * case.n, case.k, generator=noise) * 2 * case.k**-0.5).bfloat16()
-    gate, up = (x.double() @ half.double().T for half in weight.split(case.n))
-    if case.activation == "silu":
+    out = torch.full((case.rows, case.n), torch.inf).bfloat16()
+    it = GatedProduct(x, weight, out, case.activation)
+    return it, wanted_of(it)
+
+
+def wanted_of(it: GatedProduct) -> torch.Tensor:
+    """What a product is by definition, in float64."""
+    gate, up = (it.x.double() @ half.double().T for half in it.weight.chunk(2))
+    if it.activation == "silu":
         acted = gate / (1 + torch.exp(-gate))
     else:
         acted = gate / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
-    out = torch.full((case.rows, case.n), torch.inf).bfloat16()
-    return GatedProduct(x, weight, out, case.activation), acted * up
+    return acted * up
 
 
 def host(case: Case) -> HostDevice:
@@ -76,8 +82,8 @@ def check(case: Case, *, backwards: bool = False) -> torch.Tensor:
     it, wanted = product(case)
     device = host(case)
     device.backwards = backwards
-    if isinstance(case.how, FewTiling):
-        launch = gated_few((it.x, it.weight, it.out), it.activation, case.index, device, how=case.how)
+    if isinstance(case.how, TurnedTiling):
+        launch = gated_turned((it.x, it.weight, it.out), it.activation, case.index, device, how=case.how)
     else:
         launch = it.bind(case.index, device, how=case.how)
     launch()
@@ -153,44 +159,86 @@ def test_results_do_not_depend_on_who_comes_first(case: Case) -> None:
     assert torch.equal(forward[:live], backward[:live])
 
 
+def turned(rows: int, n: int = 136, processors: int = 3) -> TurnedTiling:
+    return turned_tiling(rows, n, processors)
+
+
 @emulated
-@pytest.mark.parametrize("cluster", [1, 2])
-@pytest.mark.parametrize("rows", [33, 100, 208, 256, 300])
+@pytest.mark.parametrize("rows", [33, 100, 208, 256, 300, 704])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_products_of_few_rows(activation: Literal["silu", "gelu_tanh"], rows: int, cluster: int) -> None:
+def test_products_the_matrix_unit_turned(activation: Literal["silu", "gelu_tanh"], rows: int) -> None:
     """n and k are no multiples of a tile's, and there are more steps than stages."""
     silu = activation == "silu"
-    how = replace(few_tiling(rows), cluster=cluster)
-    check(Case(rows, k=72 if silu else 600, activation=activation, how=how, index=0 if silu else 3))
+    check(Case(rows, k=72 if silu else 600, activation=activation, how=turned(rows), index=0 if silu else 3))
 
 
 @emulated
-@pytest.mark.parametrize("processors", [1, 2, 3, 132])
+@pytest.mark.parametrize("processors", [1, 2, 3, 6, 132])
 @pytest.mark.parametrize("rows", [48, 300])
-def test_blocks_share_the_tiles_of_few_rows(rows: int, processors: int) -> None:
-    check(Case(rows, n=328, k=136, how=few_tiling(rows), processors=processors))
+def test_blocks_share_the_turned_tiles(rows: int, processors: int) -> None:
+    check(Case(rows, n=328, k=136, how=turned(rows, 328, processors), processors=processors))
+
+
+# Three clusters: full turns of none, one and two, and 1 to 3 units that are left over for each, or four.
+RESTS = [(rows, lines, rest) for rows in (40, 152, 208, 264, 352) for lines in (0, 384, 768) for rest in (0, 1, 2, 3)]
+
+
+@emulated
+@pytest.mark.parametrize(("rows", "lines", "rest"), RESTS)
+@pytest.mark.parametrize("backwards", [False, True])
+def test_the_last_turn_has_smaller_tiles(rows: int, lines: int, rest: int, backwards: bool) -> None:
+    """The last of them is not full."""
+    n = lines + 3 * 32 * (rest or 4) - 24
+    how = TurnedTiling(rows, 1, lines if rest else lines + 384, rest)
+    check(Case(rows, n=n, k=72, how=how, processors=6), backwards=backwards)
 
 
 @emulated
 @pytest.mark.parametrize("backwards", [False, True])
-@pytest.mark.parametrize("live", [0, 1, 63, 159, 160, 161, 299])
-@pytest.mark.parametrize("how", [FewTiling(160, 2), FewTiling(160, 2, 1)], ids=str)
-def test_of_few_rows_those_that_are_not_live_are_left_alone(how: FewTiling, live: int, backwards: bool) -> None:
-    check(Case(300, how=how, live=live, processors=4), backwards=backwards)
-    check(Case(150, how=few_tiling(150), live=min(live, 150)), backwards=backwards)
+@pytest.mark.parametrize("live", [0, 1, 63, 151, 152, 153, 299])
+@pytest.mark.parametrize("rest", [0, 1, 2, 3])
+def test_rows_of_turned_tiles_that_are_not_live_are_left_alone(rest: int, live: int, backwards: bool) -> None:
+    n = 128 + 32 * rest
+    check(Case(300, n, how=TurnedTiling(152, 2, 128, rest), live=live, processors=4), backwards=backwards)
+    check(Case(150, n, how=TurnedTiling(152, 1, 128, rest), live=min(live, 150)), backwards=backwards)
+    check(Case(560, n, how=TurnedTiling(280, 2, 128, rest), live=2 * live, processors=4), backwards=backwards)
 
 
 @pytest.mark.parametrize(
     ("rows", "wanted"),
-    [(33, (48, 1)), (64, (64, 1)), (200, (208, 1)), (256, (256, 1)), (257, (144, 2)), (320, (160, 2)), (512, (256, 2))],
+    [
+        # On 66 clusters, gate and up of 14336 lines each are 1.70 turns of 128 lines.
+        (33, (40, 1, 66 * 128, 3)),
+        (200, (200, 1, 66 * 128, 3)),
+        (256, (256, 1, 66 * 128, 3)),
+        (300, (304, 1, 66 * 128, 3)),
+        # 3.39 turns of two tiles of rows, 6.79 of four, 11.88 of seven.
+        (352, (176, 2, 99 * 128, 2)),
+        (512, (256, 2, 99 * 128, 2)),
+        (1104, (280, 4, 112 * 128, 0)),
+        (2048, (296, 7, 112 * 128, 0)),
+    ],
 )
-def test_few_rows_are_cut_into_tiles_of_one_size(rows: int, wanted: tuple[int, int]) -> None:
-    how = few_tiling(rows)
-    assert (how.rows, how.tiles) == wanted
+def test_rows_are_cut_into_tiles_of_one_size(rows: int, wanted: tuple[int, int, int, int]) -> None:
+    how = turned_tiling(rows, 14336, 132)
+    assert (how.rows, how.tiles, how.lines, how.rest) == wanted
     # What a block may have on Hopper (CUDA C++ Programming Guide, technical specifications); the kernel needs two.
     stages = how.stages(227 * 1024)
-    assert stages >= 4
+    assert stages >= 3
     assert stages * how.stage + how.staged <= 227 * 1024
+
+
+@pytest.mark.parametrize("processors", [1, 2, 3, 20, 66, 131, 132, 148])
+@pytest.mark.parametrize("n", [8, 96, 136, 1536, 8960, 14336, 18944])
+@pytest.mark.parametrize("rows", [33, 256, 300, 512, 2048])
+def test_the_last_turn_is_one(rows: int, n: int, processors: int) -> None:
+    """Every line is in a tile, and each cluster has one at most of those that are smaller."""
+    how, clusters = turned_tiling(rows, n, processors), max(1, processors // 2)
+    left = n - how.lines
+    assert how.lines % 128 == 0
+    assert how.rest or left <= 0
+    if how.rest:
+        assert 0 < -(-left // (32 * how.rest)) * how.tiles <= clusters
 
 
 def test_clusters_are_made_where_no_tile_is_left_over() -> None:
@@ -261,7 +309,7 @@ class Timing(HostDevice):
         self.sites: list[Any] = []
 
     def fastest(self, site: object, ways: Mapping[str, Bind], lead: Lead = OWN) -> str:
-        assert [*ways] == ["gated product", "torch mm, then gate", "gated product of few rows"]
+        assert [*ways] == ["gated product", "torch mm, then gate", "gated product, turned"]
         assert lead == OWN
         self.while_timed.append(self.live.clone())
         self.sites.append(site)
@@ -282,7 +330,6 @@ class Called:
     """A product of 300 rows, and what the library's way, which does nothing, was bound to or run with."""
 
     product: GatedProduct
-    wanted: torch.Tensor
     operands: Operands
     said: list[tuple[str, int]]
 
@@ -290,7 +337,7 @@ class Called:
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> Called:
     said: list[tuple[str, int]] = []
-    it, wanted = product(Case(300))
+    it, _ = product(Case(300))
     it = replace(it, x=it.x.contiguous())
 
     def library(_self: object, _site: Site, _operands: Operands, device: HostDevice) -> Callable[[], object]:
@@ -300,22 +347,26 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Called:
 
     monkeypatch.setattr(GatedLinearKernel, "call", library)
     operands = Operands((operand(it.x), None, None), (operand(it.out),), (it.weight,), None)
-    return Called(it, wanted, operands, said)
+    return Called(it, operands, said)
 
 
 @emulated
-@pytest.mark.parametrize("choice", ["gated product", "torch mm, then gate", "gated product of few rows"])
+@pytest.mark.parametrize("choice", ["gated product", "torch mm, then gate", "gated product, turned"])
 def test_all_ways_are_timed_with_all_rows_and_the_faster_is_bound_to_the_live_ones(called: Called, choice: str) -> None:
     device, out, library = Timing(choice), called.product.out, choice == "torch mm, then gate"
     device.live[0] = 100
-    kept = device.live
+    kept, before = device.live, called.product.x.clone()
     launch = DenseGatedKernel().call(site((300, 72)), called.operands, device)
     assert device.live is kept
     assert int(kept[0]) == 100
     [timed] = device.while_timed
     assert bool((timed >= 300).all())
-    # The way of its own has made all rows, then the library's has run.
-    torch.testing.assert_close(out.double(), called.wanted, rtol=TOLERANCE, atol=1e-4)
+    # The ways of its own have made all rows, and the library's has run.
+    wanted = wanted_of(called.product)
+    torch.testing.assert_close(out.double(), wanted, rtol=TOLERANCE, atol=1e-4)
+    # Of noise, of which a device takes as much power as of what a step has.
+    assert 0.9 < float(called.product.x.double().std()) < 1.1
+    assert not torch.equal(called.product.x, before)
     assert called.said == [("bound", 2**30), ("run", 2**30), *([("bound", 100)] if library else [])]
     [place] = device.sites
     assert place[:1] == (GatedLinear("silu"),)
@@ -323,7 +374,7 @@ def test_all_ways_are_timed_with_all_rows_and_the_faster_is_bound_to_the_live_on
         ("bf16", (300, 72), (72, 1)),
         ("bf16", (300, 136), (136, 1)),
         tiling(300, 136, 3),
-        few_tiling(300),
+        turned(300, processors=device.processors),
     )
     called.said.clear()
     out.fill_(torch.inf)
@@ -332,7 +383,7 @@ def test_all_ways_are_timed_with_all_rows_and_the_faster_is_bound_to_the_live_on
         assert called.said == [("run", 100)]
         return
     assert called.said == []
-    torch.testing.assert_close(out[:100].double(), called.wanted[:100], rtol=TOLERANCE, atol=1e-4)
+    torch.testing.assert_close(out[:100].double(), wanted[:100], rtol=TOLERANCE, atol=1e-4)
     assert bool(torch.isinf(out[TILE:]).all())
 
 

@@ -14,7 +14,7 @@ from poot_executor.backends.cuda import (
     attend_prompt,
     attend_rows,
     dense_gated,
-    dense_gated_few,
+    dense_gated_turned,
     nvrtc,
     packed_dot,
     packed_product,
@@ -36,7 +36,7 @@ except nvrtc.ProgramError as error:
 triton = pytest.importorskip("triton", reason="its tools say what a kernel takes")
 TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 # The sources whose blocks are of two warpgroups that multiply and one that copies.
-THREE_GROUPS = ("attend_prompt.cu", "dense_gated.cu", "dense_gated_few.cu")
+THREE_GROUPS = ("attend_prompt.cu", "dense_gated.cu", "dense_gated_turned.cu")
 
 
 def segment(name: str, rows: int = 64, width: int = 4096) -> Segment:
@@ -101,8 +101,9 @@ def gated_products() -> list[Program]:
         for cluster, lines in ((1, 128), (2, 128), (1, 112), (2, 96))
         for activation in ("silu", "gelu_tanh")
     ] + [
-        dense_gated_few.few_program(how, how.stages(227 * 1024), "silu", 0, pdl=True)
-        for how in map(dense_gated_few.few_tiling, (40, 200, 256, 320))
+        dense_gated_turned.turned_program(how, how.stages(227 * 1024), "silu", 0, pdl=True)
+        for rows, n in ((40, 96), (200, 14336), (256, 1536), (352, 8192), (512, 14336), (1104, 14336))
+        for how in (dense_gated_turned.turned_tiling(rows, n, 132),)
     ]
 
 

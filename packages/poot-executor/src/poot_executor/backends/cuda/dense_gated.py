@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from poot_executor.backends.cuda.boxes import COLUMNS, Boxes
-from poot_executor.backends.cuda.dense_gated_few import MOST_ROWS as MOST_OF_FEW
-from poot_executor.backends.cuda.dense_gated_few import few_tiling, gated_few
+from poot_executor.backends.cuda.dense_gated_turned import gated_turned, turned_tiling
+from poot_executor.backends.cuda.dense_product import fill_with_noise
 from poot_executor.backends.cuda.driver import UNAVAILABLE
 from poot_executor.backends.cuda.programs import Program
 from poot_executor.backends.triton.kernels.gated import GatedLinearKernel
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 # For Hopper, to be preferred to all others.
 DENSE_KERNELS = KernelTable("ptx")
 
-_FEW_NAME = "gated product of few rows"
+_TURNED_NAME = "gated product, turned"
 _TILE = 128  # rows of x
 _LINES = 128, 112, 96  # of gate and up each in a tile
 _FINISH = 4  # lines whose products take as long as writing a tile's results does, about
@@ -132,15 +132,19 @@ class DenseGatedKernel(GatedLinearKernel):
         return None if x.shape[1] >= COLUMNS else f"fewer than {COLUMNS} columns"
 
     def call(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
-        ways, live = {self.name: self.own, GatedLinearKernel.name: super().call}, device.live
-        rows, n = site.inputs[0].shape[0], site.outputs[0].shape[1]
-        how: tuple[object, ...] = (tiling(rows, n, device.processors),)
-        if rows <= MOST_OF_FEW:
-            ways |= {_FEW_NAME: self.few}
-            how = (*how, few_tiling(rows))
+        ways = {self.name: self.own, GatedLinearKernel.name: super().call, _TURNED_NAME: self.turned}
+        rows, n, live = site.inputs[0].shape[0], site.outputs[0].shape[1], device.live
+        how = tiling(rows, n, device.processors), turned_tiling(rows, n, device.processors)
         device.live = torch.full_like(live, UNBOUNDED)  # while they are timed
+
+        def bind_over_noise(way: Callable[..., Callable[[], object]]) -> Callable[[], object]:
+            # No step runs yet, and each writes x before it reads it.
+            fill_with_noise(view(operands.input(0)))
+            device.synchronize()
+            return way(site, operands, device)
+
         try:
-            bind = {name: partial(way, site, operands, device) for name, way in ways.items()}
+            bind = {name: partial(bind_over_noise, way) for name, way in ways.items()}
             fastest = device.fastest((*place(site, operands), *how), bind)
         except UNAVAILABLE as error:
             _warn(str(error))
@@ -152,9 +156,9 @@ class DenseGatedKernel(GatedLinearKernel):
     def own(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
         return _product(site, operands).bind(live_index(site.inputs[0]), device)
 
-    def few(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
+    def turned(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
         it = _product(site, operands)
-        return gated_few((it.x, it.weight, it.out), it.activation, live_index(site.inputs[0]), device)
+        return gated_turned((it.x, it.weight, it.out), it.activation, live_index(site.inputs[0]), device)
 
 
 def _product(site: Site, operands: Operands) -> GatedProduct:

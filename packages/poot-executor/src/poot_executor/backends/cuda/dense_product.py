@@ -106,8 +106,11 @@ def noise_like(x: torch.Tensor) -> torch.Tensor:
     span = 1 + sum((length - 1) * stride for length, stride in zip(x.shape, x.stride(), strict=True))
     room = x.new_empty(span + 2 * _PERIOD // size)
     start = (x.data_ptr() - room.data_ptr()) % _PERIOD // size
-    noise = room.as_strided(x.shape, x.stride(), start)
-    return noise.normal_(generator=torch.Generator(x.device).manual_seed(_SEED))
+    return fill_with_noise(room.as_strided(x.shape, x.stride(), start))
+
+
+def fill_with_noise(x: torch.Tensor) -> torch.Tensor:
+    return x.normal_(generator=torch.Generator(x.device).manual_seed(_SEED))
 
 
 def _runs(way: Callable[[], object], device: CudaDevice) -> bool:

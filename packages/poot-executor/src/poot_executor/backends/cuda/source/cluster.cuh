@@ -10,19 +10,17 @@ __device__ __forceinline__ void leave(const Slots& slots) {
   if (threadIdx.x % 32 < CLUSTER) barrier_arrive_in(slots.empty(), threadIdx.x % 32);
 }
 
-// The sums of a tile, by a warpgroup: over k columns, 64 of them a stage, its rows of one operand (from byte `a` of a stage
-// on) by all columns of the other (from `b` on).
-template <int COUNT>
-__device__ __forceinline__ void multiply_stages(Slots& slots, float (&sums)[COUNT], int a, int b, int k) {
-#pragma unroll
-  for (int i = 0; i < COUNT; i++) sums[i] = 0.f;
+// Products over k columns, of which there are some, 64 of them a stage, by a warpgroup: `multiply(stage, slab)` asks for those of 16 columns. They
+// are done when this returns, and a sum that is read afterwards is named by multiply_wait.
+template <class Multiply>
+__device__ __forceinline__ void multiply_stages(Slots& slots, int k, Multiply multiply) {
   Slots before = slots;
-  for (int at = 0; at < k; at += 64) {
+  int at = 0;
+  do {  // at least once: where sums may come to their end without a product, the assembler waits after each of them
     slots.wait_full();
     multiply_fence();
-    const unsigned char* stage = slots.stage();
 #pragma unroll
-    for (int slab = 0; slab < 4; slab++) multiply_async(sums, stage + a, stage + b, slab);
+    for (int slab = 0; slab < 4; slab++) multiply(slots.stage(), slab);
     multiply_commit();
     if (at) {
       multiply_wait<1>();
@@ -30,9 +28,39 @@ __device__ __forceinline__ void multiply_stages(Slots& slots, float (&sums)[COUN
     }
     before = slots;
     slots.next();
-  }
-  multiply_wait<0>(sums);
+    at += 64;
+  } while (at < k);
+  multiply_wait<0>();
   leave(before);
+}
+
+template <int COUNT>
+__device__ __forceinline__ void clear(float (&sums)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) sums[i] = 0.f;
+}
+
+// The sums of a tile, by a warpgroup: its rows of one operand (from byte `a` of a stage on) by all columns of the other
+// (from `b` on).
+template <int COUNT>
+__device__ __forceinline__ void multiply_stages(Slots& slots, float (&sums)[COUNT], int a, int b, int k) {
+  clear(sums);
+  multiply_stages(slots, k, [&](const unsigned char* stage, int slab) { multiply_async(sums, stage + a, stage + b, slab); });
+  multiply_wait<0>(sums);
+}
+
+// The same for two such pairs of operands at once.
+template <int COUNT, int MORE>
+__device__ __forceinline__ void multiply_stages(Slots& slots, float (&sums)[COUNT], int a, int b, float (&more)[MORE], int c,
+                                                int d, int k) {
+  clear(sums);
+  clear(more);
+  multiply_stages(slots, k, [&](const unsigned char* stage, int slab) {
+    multiply_async(sums, stage + a, stage + b, slab);
+    multiply_async(more, stage + c, stage + d, slab);
+  });
+  multiply_wait<0>(sums);
+  multiply_wait<0>(more);
 }
 
 // By all threads of a block, before any of them uses the slots.

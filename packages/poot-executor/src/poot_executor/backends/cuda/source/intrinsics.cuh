@@ -285,6 +285,18 @@ __device__ __forceinline__ void load_halves(void* to_shared, const BoxMap& map, 
       : "memory");
 }
 
+// The same, to the same place of every block of the cluster whose bit is set, at the same barrier of each.
+__device__ __forceinline__ void load_halves_to(void* to_shared, const BoxMap& map, int column, int line, void* barrier,
+                                               unsigned short blocks) {
+  unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
+  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%2, %3, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(&map), "r"(column), "r"(0), "r"(line / 8), "r"(at), "h"(blocks)
+      : "memory");
+}
+
 // Arrive; the phase is over only when so many bytes more have come.
 __device__ __forceinline__ void barrier_expect(void* barrier, int bytes) {
   unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
@@ -332,41 +344,72 @@ __device__ __forceinline__ unsigned long long tile_descriptor(const unsigned cha
   return (at & 0x3FFFFu) >> 4 | static_cast<unsigned long long>(stride >> 4) << 16 | 64ull << 32 | 1ull << 62;
 }
 
-// The numbers of c as operands, and their places: COUNT of them, by eights.
-#define EIGHT_OF(c, i) \
-  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
-#define OPERANDS_8(c) EIGHT_OF(c, 0)
-#define OPERANDS_16(c) OPERANDS_8(c), EIGHT_OF(c, 8)
-#define OPERANDS_24(c) OPERANDS_16(c), EIGHT_OF(c, 16)
-#define OPERANDS_32(c) OPERANDS_24(c), EIGHT_OF(c, 24)
-#define OPERANDS_40(c) OPERANDS_32(c), EIGHT_OF(c, 32)
-#define OPERANDS_48(c) OPERANDS_40(c), EIGHT_OF(c, 40)
-#define OPERANDS_56(c) OPERANDS_48(c), EIGHT_OF(c, 48)
-#define OPERANDS_64(c) OPERANDS_56(c), EIGHT_OF(c, 56)
-#define OPERANDS_72(c) OPERANDS_64(c), EIGHT_OF(c, 64)
-#define OPERANDS_80(c) OPERANDS_72(c), EIGHT_OF(c, 72)
-#define OPERANDS_88(c) OPERANDS_80(c), EIGHT_OF(c, 80)
-#define OPERANDS_96(c) OPERANDS_88(c), EIGHT_OF(c, 88)
-#define OPERANDS_104(c) OPERANDS_96(c), EIGHT_OF(c, 96)
-#define OPERANDS_112(c) OPERANDS_104(c), EIGHT_OF(c, 104)
-#define OPERANDS_120(c) OPERANDS_112(c), EIGHT_OF(c, 112)
-#define OPERANDS_128(c) OPERANDS_120(c), EIGHT_OF(c, 120)
-#define PLACES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define PLACES_16 PLACES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define PLACES_24 PLACES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
-#define PLACES_32 PLACES_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
-#define PLACES_40 PLACES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
-#define PLACES_48 PLACES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
-#define PLACES_56 PLACES_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
-#define PLACES_64 PLACES_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
-#define PLACES_72 PLACES_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
-#define PLACES_80 PLACES_72 ", %72, %73, %74, %75, %76, %77, %78, %79"
-#define PLACES_88 PLACES_80 ", %80, %81, %82, %83, %84, %85, %86, %87"
-#define PLACES_96 PLACES_88 ", %88, %89, %90, %91, %92, %93, %94, %95"
-#define PLACES_104 PLACES_96 ", %96, %97, %98, %99, %100, %101, %102, %103"
-#define PLACES_112 PLACES_104 ", %104, %105, %106, %107, %108, %109, %110, %111"
-#define PLACES_120 PLACES_112 ", %112, %113, %114, %115, %116, %117, %118, %119"
-#define PLACES_128 PLACES_120 ", %120, %121, %122, %123, %124, %125, %126, %127"
+// The numbers of c as operands, and their places: COUNT of them, by fours.
+#define FOUR_OF(c, i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+#define OPERANDS_4(c) FOUR_OF(c, 0)
+#define OPERANDS_8(c) OPERANDS_4(c), FOUR_OF(c, 4)
+#define OPERANDS_12(c) OPERANDS_8(c), FOUR_OF(c, 8)
+#define OPERANDS_16(c) OPERANDS_12(c), FOUR_OF(c, 12)
+#define OPERANDS_20(c) OPERANDS_16(c), FOUR_OF(c, 16)
+#define OPERANDS_24(c) OPERANDS_20(c), FOUR_OF(c, 20)
+#define OPERANDS_28(c) OPERANDS_24(c), FOUR_OF(c, 24)
+#define OPERANDS_32(c) OPERANDS_28(c), FOUR_OF(c, 28)
+#define OPERANDS_36(c) OPERANDS_32(c), FOUR_OF(c, 32)
+#define OPERANDS_40(c) OPERANDS_36(c), FOUR_OF(c, 36)
+#define OPERANDS_44(c) OPERANDS_40(c), FOUR_OF(c, 40)
+#define OPERANDS_48(c) OPERANDS_44(c), FOUR_OF(c, 44)
+#define OPERANDS_52(c) OPERANDS_48(c), FOUR_OF(c, 48)
+#define OPERANDS_56(c) OPERANDS_52(c), FOUR_OF(c, 52)
+#define OPERANDS_60(c) OPERANDS_56(c), FOUR_OF(c, 56)
+#define OPERANDS_64(c) OPERANDS_60(c), FOUR_OF(c, 60)
+#define OPERANDS_68(c) OPERANDS_64(c), FOUR_OF(c, 64)
+#define OPERANDS_72(c) OPERANDS_68(c), FOUR_OF(c, 68)
+#define OPERANDS_76(c) OPERANDS_72(c), FOUR_OF(c, 72)
+#define OPERANDS_80(c) OPERANDS_76(c), FOUR_OF(c, 76)
+#define OPERANDS_84(c) OPERANDS_80(c), FOUR_OF(c, 80)
+#define OPERANDS_88(c) OPERANDS_84(c), FOUR_OF(c, 84)
+#define OPERANDS_92(c) OPERANDS_88(c), FOUR_OF(c, 88)
+#define OPERANDS_96(c) OPERANDS_92(c), FOUR_OF(c, 92)
+#define OPERANDS_100(c) OPERANDS_96(c), FOUR_OF(c, 96)
+#define OPERANDS_104(c) OPERANDS_100(c), FOUR_OF(c, 100)
+#define OPERANDS_108(c) OPERANDS_104(c), FOUR_OF(c, 104)
+#define OPERANDS_112(c) OPERANDS_108(c), FOUR_OF(c, 108)
+#define OPERANDS_116(c) OPERANDS_112(c), FOUR_OF(c, 112)
+#define OPERANDS_120(c) OPERANDS_116(c), FOUR_OF(c, 116)
+#define OPERANDS_124(c) OPERANDS_120(c), FOUR_OF(c, 120)
+#define OPERANDS_128(c) OPERANDS_124(c), FOUR_OF(c, 124)
+#define PLACES_4 "%0, %1, %2, %3"
+#define PLACES_8 PLACES_4 ", %4, %5, %6, %7"
+#define PLACES_12 PLACES_8 ", %8, %9, %10, %11"
+#define PLACES_16 PLACES_12 ", %12, %13, %14, %15"
+#define PLACES_20 PLACES_16 ", %16, %17, %18, %19"
+#define PLACES_24 PLACES_20 ", %20, %21, %22, %23"
+#define PLACES_28 PLACES_24 ", %24, %25, %26, %27"
+#define PLACES_32 PLACES_28 ", %28, %29, %30, %31"
+#define PLACES_36 PLACES_32 ", %32, %33, %34, %35"
+#define PLACES_40 PLACES_36 ", %36, %37, %38, %39"
+#define PLACES_44 PLACES_40 ", %40, %41, %42, %43"
+#define PLACES_48 PLACES_44 ", %44, %45, %46, %47"
+#define PLACES_52 PLACES_48 ", %48, %49, %50, %51"
+#define PLACES_56 PLACES_52 ", %52, %53, %54, %55"
+#define PLACES_60 PLACES_56 ", %56, %57, %58, %59"
+#define PLACES_64 PLACES_60 ", %60, %61, %62, %63"
+#define PLACES_68 PLACES_64 ", %64, %65, %66, %67"
+#define PLACES_72 PLACES_68 ", %68, %69, %70, %71"
+#define PLACES_76 PLACES_72 ", %72, %73, %74, %75"
+#define PLACES_80 PLACES_76 ", %76, %77, %78, %79"
+#define PLACES_84 PLACES_80 ", %80, %81, %82, %83"
+#define PLACES_88 PLACES_84 ", %84, %85, %86, %87"
+#define PLACES_92 PLACES_88 ", %88, %89, %90, %91"
+#define PLACES_96 PLACES_92 ", %92, %93, %94, %95"
+#define PLACES_100 PLACES_96 ", %96, %97, %98, %99"
+#define PLACES_104 PLACES_100 ", %100, %101, %102, %103"
+#define PLACES_108 PLACES_104 ", %104, %105, %106, %107"
+#define PLACES_112 PLACES_108 ", %108, %109, %110, %111"
+#define PLACES_116 PLACES_112 ", %112, %113, %114, %115"
+#define PLACES_120 PLACES_116 ", %116, %117, %118, %119"
+#define PLACES_124 PLACES_120 ", %120, %121, %122, %123"
+#define PLACES_128 PLACES_124 ", %124, %125, %126, %127"
 
 #define MULTIPLY_ASYNC(N, COUNT, TURNED, A, B, DESCRIPTOR)                                      \
   asm volatile(                                                                                 \
@@ -395,20 +438,37 @@ __device__ __forceinline__ void multiply_async(float (&c)[64], const unsigned (&
         : OPERANDS_##COUNT(c)                                                                                         \
         : "l"(tile_descriptor(a_tile, slab * 32, 16)), "l"(tile_descriptor(b_tile, slab * 32, 16)));                  \
   }
+MULTIPLY_TILES(8, 4, "%4", "%5")
+MULTIPLY_TILES(16, 8, "%8", "%9")
+MULTIPLY_TILES(24, 12, "%12", "%13")
 MULTIPLY_TILES(32, 16, "%16", "%17")
+MULTIPLY_TILES(40, 20, "%20", "%21")
 MULTIPLY_TILES(48, 24, "%24", "%25")
+MULTIPLY_TILES(56, 28, "%28", "%29")
 MULTIPLY_TILES(64, 32, "%32", "%33")
+MULTIPLY_TILES(72, 36, "%36", "%37")
 MULTIPLY_TILES(80, 40, "%40", "%41")
+MULTIPLY_TILES(88, 44, "%44", "%45")
 MULTIPLY_TILES(96, 48, "%48", "%49")
+MULTIPLY_TILES(104, 52, "%52", "%53")
 MULTIPLY_TILES(112, 56, "%56", "%57")
+MULTIPLY_TILES(120, 60, "%60", "%61")
 MULTIPLY_TILES(128, 64, "%64", "%65")
+MULTIPLY_TILES(136, 68, "%68", "%69")
 MULTIPLY_TILES(144, 72, "%72", "%73")
+MULTIPLY_TILES(152, 76, "%76", "%77")
 MULTIPLY_TILES(160, 80, "%80", "%81")
+MULTIPLY_TILES(168, 84, "%84", "%85")
 MULTIPLY_TILES(176, 88, "%88", "%89")
+MULTIPLY_TILES(184, 92, "%92", "%93")
 MULTIPLY_TILES(192, 96, "%96", "%97")
+MULTIPLY_TILES(200, 100, "%100", "%101")
 MULTIPLY_TILES(208, 104, "%104", "%105")
+MULTIPLY_TILES(216, 108, "%108", "%109")
 MULTIPLY_TILES(224, 112, "%112", "%113")
+MULTIPLY_TILES(232, 116, "%116", "%117")
 MULTIPLY_TILES(240, 120, "%120", "%121")
+MULTIPLY_TILES(248, 124, "%124", "%125")
 MULTIPLY_TILES(256, 128, "%128", "%129")
 
 __device__ __forceinline__ void multiply_async_rows(float (&c)[32], const unsigned (&a)[4], const unsigned char* tile,
