@@ -829,6 +829,7 @@ inline void multiply_fence() {}
 inline void multiply_commit() {}
 template <int LEFT> void multiply_wait() {}
 template <int LEFT, int COUNT> void multiply_wait(float (&)[COUNT]) {}
+template <int COUNT> void multiply_done(float (&)[COUNT]) {}
 inline void fence_async() {}
 template <int COUNT> void fewer_registers() {}
 template <int COUNT> void more_registers() {}

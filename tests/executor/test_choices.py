@@ -40,11 +40,13 @@ def kept(folder: Path) -> Path:
 
 def test_what_was_chosen_is_known_later(folder: Path) -> None:
     first = opened()
+    assert not first
     assert first.get("a site") is None
     first.put("a site", "a way")
     first.put('another\nsite, "quoted"', "way 2")
     assert first.get("a site") == "a way"
     later = opened()
+    assert len(later) == 2
     assert (later.get("a site"), later.get('another\nsite, "quoted"'), later.get("x")) == ("a way", "way 2", None)
     lines = kept(folder).read_text().splitlines()
     assert lines[:2] == [HEAD, '["a site", "a way"]']

@@ -15,6 +15,7 @@ from cuda_on_host import compiler
 from poot_executor.backends.cuda.dense_gated import DenseGatedKernel, GatedProduct, Tiling, tiling
 from poot_executor.backends.cuda.dense_gated_turned import TurnedTiling, gated_turned, turned_tiling
 from poot_executor.backends.cuda.nvrtc import ProgramError
+from poot_executor.backends.cuda.programs import Program
 from poot_executor.backends.triton.kernels.gated import GatedLinearKernel
 from poot_executor.backends.triton.memory import TorchAllocation
 from poot_executor.backends.triton.stopwatch import OWN, Bind, Lead
@@ -307,6 +308,7 @@ class Timing(HostDevice):
         self.choice, self.error = choice, error
         self.while_timed: list[torch.Tensor] = []
         self.sites: list[Any] = []
+        self.programs_bound: list[Program] = []
 
     def fastest(self, site: object, ways: Mapping[str, Bind], lead: Lead = OWN) -> str:
         assert [*ways] == ["gated product", "torch mm, then gate", "gated product, turned"]
@@ -318,6 +320,10 @@ class Timing(HostDevice):
         if self.error is not None:
             raise self.error
         return self.choice
+
+    def bind(self, program: Program, *given: Any, **more: Any) -> Callable[[], None]:
+        self.programs_bound.append(program)
+        return super().bind(program, *given, **more)
 
 
 def operand(tensor: torch.Tensor) -> Operand:
@@ -359,6 +365,8 @@ def test_all_ways_are_timed_with_all_rows_and_the_faster_is_bound_to_the_live_on
     launch = DenseGatedKernel().call(site((300, 72)), called.operands, device)
     assert device.live is kept
     assert int(kept[0]) == 100
+    # What is made beforehand is what is timed.
+    assert tuple(device.programs_bound[:2]) == DenseGatedKernel().programs(site((300, 72)), device)
     [timed] = device.while_timed
     assert bool((timed >= 300).all())
     # The ways of its own have made all rows, and the library's has run.

@@ -9,12 +9,18 @@ import pytest
 import torch
 
 from poot_executor.backends.cuda import attend_prompt, attend_rows, device, nvrtc, packed_product
+from poot_executor.backends.cuda.dense_gated import DENSE_KERNELS
 from poot_executor.backends.cuda.device import CudaDevice
 from poot_executor.backends.cuda.programs import Program
+from poot_executor.backends.triton.kernels import TRITON_KERNELS
 from poot_executor.backends.triton.kernels.items import Attended
 from poot_executor.backends.triton.kernels.plan import most_splits
 from poot_executor.backends.triton.packed import LAYOUTS, empty_segment
-from poot_executor.ops import PagedAttention
+from poot_executor.encodings import Dense
+from poot_executor.ir import DType
+from poot_executor.ir.types import TensorType
+from poot_executor.kernels import Choice, Site
+from poot_executor.ops import GatedLinear, PagedAttention
 
 
 def opened(capability: tuple[int, int]) -> Any:
@@ -67,6 +73,44 @@ def test_attention_that_does_not_compile_is_triton_s(
     assert asked == [it]
     assert "no attend_prompt in CUDA C++" in caplog.text
     assert "does not compile" in caplog.text
+
+
+class Compilers:
+    """Compile nothing, and say what they were asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[Program] = []
+
+    def submit(self, _compile: object, program: Program, capability: tuple[int, int]) -> object:
+        assert capability == (9, 0)
+        self.asked.append(program)
+        return object()
+
+
+def gated(rows: int, name: str) -> Choice:
+    x, weight = TensorType((rows, 64), DType.BF16, "tokens"), TensorType((96, 64), DType.BF16)
+    encodings, out = (None, *(Dense("BF16"),) * 2), TensorType((rows, 96), DType.BF16, "tokens")
+    site = Site(GatedLinear("silu"), (x, weight, weight), (out,), (None, name, name), encodings, DType.BF16)
+    [kernel] = DENSE_KERNELS.of(GatedLinear)
+    return Choice(site, kernel, ())
+
+
+def test_kernels_that_will_be_timed_are_compiled_together_and_once() -> None:
+    """Layers are alike; what other kernels need is theirs; and where choices are known, little of it is needed."""
+    other = gated(33, "other")
+    plain = TRITON_KERNELS.of(GatedLinear)[0]
+    choices = [gated(33, "a"), gated(33, "b"), gated(300, "a"), Choice(other.site, plain, ())]
+    for fresh in (True, False):
+        gpu, compilers = opened((9, 0)), Compilers()
+        gpu._compilers, gpu._images, gpu._stopwatch = compilers, {}, SimpleNamespace(fresh=fresh)
+        gpu.processors, gpu.shared = 132, 232448
+        for _ in range(2):
+            gpu.foresee(choices)
+        told = [program.kernel for program in compilers.asked]
+        # Both sizes have one of those in common.
+        assert sorted(told) == (["dense_gated", "dense_gated_turned", "dense_gated_turned"] if fresh else [])
+    gpu._compilers = None  # where nothing compiles
+    gpu.foresee(choices)
 
 
 def test_rows_that_begin_between_vectors_are_left_to_others() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from poot_executor.encodings import Dense, WeightSource
 from poot_executor.errors import CapacityError, GraphError, KernelUnavailableError
 from poot_executor.ir import DType, Graph, GraphBuilder
 from poot_executor.ir.graph import Op
-from poot_executor.kernels import KernelTable, WeightForm, select
+from poot_executor.kernels import Choice, KernelTable, WeightForm, select
 from poot_executor.ops import GatedActivation, GatedLinear, Into, Linear, RmsNorm, Scale, all_ops
 from poot_executor.ops.base import dense_weight
 from poot_executor.passes import PASSES
@@ -280,6 +280,25 @@ def test_launches_that_are_like_those_before_are_not_fresh(decoder: Any) -> None
     assert len(many) > len(few)
     assert sum(few) == sum(few_of_five) == sum(many) == sum(many_of_five) > 0
     assert not any(again) and not any(once_more)
+
+
+def test_a_device_that_looks_ahead_hears_of_all_kernels_before_weights_come(decoder: Any) -> None:
+    class Ahead(NullDevice):
+        def foresee(self, choices: Iterable[Choice]) -> None:
+            told.append(("foreseen", list(choices)))
+
+        def hold(self, form: WeightForm, sources: Sequence[WeightSource]) -> Any:
+            told.append(("held", form))
+            return super().hold(form, sources)
+
+    told: list[tuple[str, Any]] = []
+    model = decoder(layers=2)
+    compiled = compile_graphs(Ahead(), {EntryKey("step", tokens): model.step(tokens) for tokens in (4, 5)})
+    prepare(Ahead(), compiled, model.weights())
+    (first, choices), *others = told
+    assert first == "foreseen"
+    assert choices == [choice for entry in compiled.entries.values() for choice in entry.choices if choice is not None]
+    assert {what for what, _ in others} == {"held"}
 
 
 def test_the_null_device_runs_out() -> None:

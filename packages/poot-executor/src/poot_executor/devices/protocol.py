@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from poot_executor.ir.types import DType
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from poot_executor.encodings.types import WeightSource
     from poot_executor.kernels.kernel import KernelTable, WeightForm
+    from poot_executor.kernels.select import Choice
 
 
 class Live(NamedTuple):
@@ -102,6 +103,14 @@ class Device(Protocol):
         """Wait until all enqueued work is done. Raises DeviceError if any of it failed."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Foresighted(Protocol):
+    """A device that makes its kernels when they are bound, and can begin with that before."""
+
+    def foresee(self, choices: Iterable[Choice]) -> None:
+        """These will be bound. What takes long to make is made while weights come, several at once."""
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from poot_executor.devices.protocol import Allocation, Device
+from poot_executor.devices.protocol import Allocation, Device, Foresighted
 from poot_executor.encodings.types import WeightSource
 from poot_executor.errors import GraphError
 from poot_executor.ir.types import DType, Role, TensorType
@@ -32,6 +32,8 @@ def prepare(
     for a weight that the checkpoint lacks or that has another shape, CapacityError when the device runs out.
     """
     _check_weights(compiled, weights)
+    if isinstance(device, Foresighted):
+        device.foresee(choice for entry in compiled.entries.values() for choice in entry.choices if choice is not None)
     held = _hold_weights(device, compiled.forms, weights, progress)
     states = {name: _allocate_state(device, name, type_) for name, type_ in compiled.states.items()}
     arena = device.allocate("arena", max(compiled.arena, device.alignment))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from poot_executor.backends.cuda.boxes import COLUMNS, Boxes
-from poot_executor.backends.cuda.dense_gated_turned import gated_turned, turned_tiling
+from poot_executor.backends.cuda.dense_gated_turned import gated_turned, turned_program, turned_tiling
 from poot_executor.backends.cuda.dense_product import fill_with_noise
 from poot_executor.backends.cuda.driver import UNAVAILABLE
 from poot_executor.backends.cuda.programs import Program
@@ -152,6 +152,16 @@ class DenseGatedKernel(GatedLinearKernel):
         finally:
             device.live = live
         return ways[fastest](site, operands, device)
+
+    def programs(self, site: Site, device: Any) -> tuple[Program, ...]:
+        """Those of its own that are timed at a site."""
+        op, (rows, n), live = site.op, site.outputs[0].shape, live_index(site.inputs[0])
+        assert isinstance(op, GatedLinear)
+        how = turned_tiling(rows, n, device.processors)
+        return (
+            program(tiling(rows, n, device.processors), op.activation, live, pdl=device.pdl),
+            turned_program(how, how.stages(device.shared), op.activation, live, pdl=device.pdl),
+        )
 
     def own(self, site: Site, operands: Operands, device: Any) -> Callable[[], object]:
         return _product(site, operands).bind(live_index(site.inputs[0]), device)

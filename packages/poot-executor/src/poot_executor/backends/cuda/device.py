@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, cached_property
 
@@ -13,7 +13,7 @@ import torch
 from poot_executor.backends.cuda import attend_prompt, attend_rows, blaslt, nvml, nvrtc, packed_dot, packed_product
 from poot_executor.backends.cuda.attend_check import agrees
 from poot_executor.backends.cuda.blaslt_library import version
-from poot_executor.backends.cuda.dense_gated import DENSE_KERNELS
+from poot_executor.backends.cuda.dense_gated import DENSE_KERNELS, DenseGatedKernel
 from poot_executor.backends.cuda.dense_product import fastest_product
 from poot_executor.backends.cuda.driver import UNAVAILABLE, Argument, load
 from poot_executor.backends.cuda.programs import Program, cubin
@@ -22,6 +22,7 @@ from poot_executor.backends.triton.kernels import TRITON_KERNELS
 from poot_executor.backends.triton.kernels.items import Attended
 from poot_executor.backends.triton.kernels.products import Around
 from poot_executor.backends.triton.packed import Segment
+from poot_executor.kernels.select import Choice
 
 _log = logging.getLogger(__name__)
 _LEAST_CAPABILITY = (8, 0)  # of bfloat16 in matrix units and copies to shared memory that nobody waits for
@@ -65,9 +66,7 @@ class CudaDevice(GraphDevice):
 
         What is not on the disk is compiled meanwhile, several programs at once; the first launch waits for it.
         """
-        assert self._compilers is not None
-        image = self._images.get(program) or self._compilers.submit(cubin, program, self._capability)
-        self._images[program], pdl = image, self.pdl
+        image, pdl = self._image(program), self.pdl
 
         @cache
         def bound() -> Callable[[], None]:
@@ -78,6 +77,22 @@ class CudaDevice(GraphDevice):
             bound()()
 
         return launch
+
+    def foresee(self, choices: Iterable[Choice]) -> None:
+        """See `poot_executor.devices.protocol.Foresighted`: what will be timed, where nothing has been chosen yet."""
+        if self._compilers is None or not self._stopwatch.fresh:
+            return
+        gated = (choice for choice in choices if isinstance(choice.kernel, DenseGatedKernel))
+        for choice in {(it.site.op, it.site.inputs, it.site.outputs): it for it in gated}.values():
+            for program in DenseGatedKernel().programs(choice.site, self):
+                self._image(program)
+
+    def _image(self, program: Program) -> Future[bytes]:
+        """Its machine code, once it is there."""
+        assert self._compilers is not None
+        if program not in self._images:
+            self._images[program] = self._compilers.submit(cubin, program, self._capability)
+        return self._images[program]
 
     def product(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> Callable[[], object]:
         def plain(of: torch.Tensor) -> Callable[[], object]:

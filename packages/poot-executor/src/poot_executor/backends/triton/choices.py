@@ -27,6 +27,9 @@ class Choices:
     def __init__(self, made_of: Callable[[], Sequence[str]]) -> None:
         self._made_of = made_of
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def get(self, site: str) -> str | None:
         return self._known.get(site)
 

@@ -62,6 +62,11 @@ class Stopwatch:
         self._clock, self._choices = clock, choices
         self._tried: set[str] = set()
 
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing has been chosen yet, by this process or an earlier one."""
+        return not self._choices
+
     def known(self, site: object) -> str | None:
         """What was chosen at a site that has the same repr, if that is known."""
         return self._choices.get(_text(site))

@@ -11,7 +11,7 @@ __device__ __forceinline__ void leave(const Slots& slots) {
 }
 
 // Products over k columns, of which there are some, 64 of them a stage, by a warpgroup: `multiply(stage, slab)` asks for those of 16 columns. They
-// are done when this returns, and a sum that is read afterwards is named by multiply_wait.
+// are done when this returns, and sums that are read afterwards are named by multiply_done.
 template <class Multiply>
 __device__ __forceinline__ void multiply_stages(Slots& slots, int k, Multiply multiply) {
   Slots before = slots;
@@ -46,7 +46,7 @@ template <int COUNT>
 __device__ __forceinline__ void multiply_stages(Slots& slots, float (&sums)[COUNT], int a, int b, int k) {
   clear(sums);
   multiply_stages(slots, k, [&](const unsigned char* stage, int slab) { multiply_async(sums, stage + a, stage + b, slab); });
-  multiply_wait<0>(sums);
+  multiply_done(sums);
 }
 
 // The same for two such pairs of operands at once.
@@ -59,8 +59,8 @@ __device__ __forceinline__ void multiply_stages(Slots& slots, float (&sums)[COUN
     multiply_async(sums, stage + a, stage + b, slab);
     multiply_async(more, stage + c, stage + d, slab);
   });
-  multiply_wait<0>(sums);
-  multiply_wait<0>(more);
+  multiply_done(sums);
+  multiply_done(more);
 }
 
 // By all threads of a block, before any of them uses the slots.

@@ -129,11 +129,11 @@ struct Products {
       meet<128>(2 + threadIdx.x / 128);  // what was staged before is out
 #pragma unroll
       for (int i = 0; i < STAGED && first + i < N; i += 8) {
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-          const int at = (first + i) / 2 + j;
-          staged[(i + lane % 4 * 2 + j) * PITCH + within] = to_bf16(gate(sums[at], sums[at + 2]));
-        }
+        const float* of = sums + (first + i) / 2;
+        unsigned short* to = staged + (i + lane % 4 * 2) * PITCH + within;
+        const unsigned both = pair_bf16(gate(of[0], of[2]), gate(of[1], of[3]));
+        to[0] = static_cast<unsigned short>(both);
+        to[PITCH] = static_cast<unsigned short>(both >> 16);
       }
       meet<128>(2 + threadIdx.x / 128);
       const int at = first + thread / 4, of_x = row + at;

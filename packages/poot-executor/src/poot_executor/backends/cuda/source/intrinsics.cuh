@@ -492,12 +492,18 @@ __device__ __forceinline__ void multiply_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-// The same, for those whose results are read: no earlier than here.
+// Results of products that are done are read no earlier than here.
+template <int COUNT>
+__device__ __forceinline__ void multiply_done(float (&c)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(c[i]));
+}
+
+// Both.
 template <int LEFT, int COUNT>
 __device__ __forceinline__ void multiply_wait(float (&c)[COUNT]) {
   multiply_wait<LEFT>();
-#pragma unroll
-  for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(c[i]));
+  multiply_done(c);
 }
 
 // Between what was put into shared memory and asynchronous products that read it.
