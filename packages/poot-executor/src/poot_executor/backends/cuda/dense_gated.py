@@ -138,9 +138,9 @@ class DenseGatedKernel(GatedLinearKernel):
         device.live = torch.full_like(live, UNBOUNDED)  # while they are timed
 
         def bind_over_noise(way: Callable[..., Callable[[], object]]) -> Callable[[], object]:
-            # No step runs yet, and each writes x before it reads it.
-            fill_with_noise(view(operands.input(0)))
-            device.synchronize()
+            # No step runs yet, and each writes x before it reads it. Weights may be on their way, and are let come.
+            with device.beside():
+                fill_with_noise(view(operands.input(0)))
             return way(site, operands, device)
 
         try:

@@ -108,6 +108,9 @@ class GraphDevice(TritonDevice):
     def fastest(self, site: object, ways: Mapping[str, Bind], lead: Lead = OWN) -> str:
         return self._stopwatch.fastest(site, ways, lead)
 
+    def beside(self) -> contextlib.AbstractContextManager[object]:
+        return torch.cuda.stream(self.side)
+
     def known(self, site: object) -> str | None:
         """What `fastest` has said of a site, in this process or an earlier one."""
         return self._stopwatch.known(site)

@@ -10,8 +10,8 @@ __device__ __forceinline__ void leave(const Slots& slots) {
   if (threadIdx.x % 32 < CLUSTER) barrier_arrive_in(slots.empty(), threadIdx.x % 32);
 }
 
-// Products over k columns, of which there are some, 64 of them a stage, by a warpgroup: `multiply(stage, slab)` asks for those of 16 columns. They
-// are done when this returns, and sums that are read afterwards are named by multiply_done.
+// Products over k columns, of which there are some, 64 of them a stage, by a warpgroup: `multiply(stage, slab)` asks for
+// those of 16 columns. They are done when this returns, and sums that are read afterwards are named by multiply_done.
 template <class Multiply>
 __device__ __forceinline__ void multiply_stages(Slots& slots, int k, Multiply multiply) {
   Slots before = slots;
