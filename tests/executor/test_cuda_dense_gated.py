@@ -78,11 +78,11 @@ def host(case: Case) -> HostDevice:
     return device
 
 
-def check(case: Case, *, backwards: bool = False) -> torch.Tensor:
+def check(case: Case, *, backwards: bool = False, turns: int = 0) -> torch.Tensor:
     """The results, after those of live rows have been compared and the others found as they were."""
     it, wanted = product(case)
     device = host(case)
-    device.backwards = backwards
+    device.backwards, device.turns = backwards, turns
     if isinstance(case.how, TurnedTiling):
         launch = gated_turned((it.x, it.weight, it.out), it.activation, case.index, device, how=case.how)
     else:
@@ -192,6 +192,17 @@ def test_the_last_turn_has_smaller_tiles(rows: int, lines: int, rest: int, backw
     n = lines + 3 * 32 * (rest or 4) - 24
     how = TurnedTiling(rows, 1, lines if rest else lines + 384, rest)
     check(Case(rows, n=n, k=72, how=how, processors=6), backwards=backwards)
+
+
+@emulated
+@pytest.mark.parametrize("rest", [1, 2, 3])
+@pytest.mark.parametrize("rows", [40, 352])
+def test_turned_tiles_do_not_depend_on_which_warp_is_ahead(rows: int, rest: int) -> None:
+    """In two blocks, each of which writes to the other's shared memory."""
+    case = Case(rows, n=384 + 96 * rest, k=600, how=TurnedTiling(rows, 1, 384, rest), processors=6)
+    first = check(case)
+    for turns in (1, 2, 3):
+        assert torch.equal(check(case, turns=turns), first)
 
 
 @emulated
