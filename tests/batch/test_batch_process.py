@@ -164,6 +164,31 @@ def test_a_life(smollm2_path: Path) -> None:
     assert {"model", "device", "entries"} <= set(phases)
 
 
+def test_an_engine_starts_where_nothing_is_left_and_leaves_nothing(
+    smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its working directory was deleted, as by a new release of a service, and its home holds no folder."""
+    gone, home, temporary = (tmp_path / name for name in ("gone", "home", "temporary"))
+    gone.mkdir()
+    temporary.mkdir()
+    home.write_text("")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    async def main() -> None:
+        engine = await start_engine(config_of(smollm2_path, backend="cpu", rows=1, max_seq=64))
+        try:
+            assert list(temporary.iterdir())
+            assert count(await read(submit(engine, max_tokens=2))) == 2
+        finally:
+            await engine.close()
+
+    run(main())
+    assert not list(temporary.iterdir())
+
+
 def test_a_killed_engine_ends_every_stream(smollm2_path: Path) -> None:
     async def main() -> None:
         engine = await start_engine(config_of(smollm2_path))

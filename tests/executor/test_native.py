@@ -80,6 +80,14 @@ def test_a_damaged_library_is_compiled_anew(damage: str, source: Path) -> None:
     assert len(list(path.parent.iterdir())) == 1
 
 
+def test_what_is_in_a_library_s_place_is_named(source: Path) -> None:
+    path = compile.compiled(source)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(compile.CompileError, match=f"{path} cannot be written"):
+        compile.compiled(source)
+
+
 def test_without_a_library_a_warning_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(compile, "COMPILERS", ("no-such-compiler-here",))
     assert "no-such-compiler-here" in str(load_library.__wrapped__())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -183,6 +185,50 @@ def test_it_serves_where_nobody_takes_what_it_writes(tmp_path, port, closed, fla
     script = Path(__file__).with_name("launched_server.py")
     words = [sys.executable, str(script), "none", str(tmp_path), f"127.0.0.1:{port}", *flags]
     with subprocess.Popen(["sh", "-c", f'exec "$0" "$@" {closed}', *words]) as process:
+        try:
+            until_healthy(port)
+            process.terminate()
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def unread():
+    """The number of a pipe that is full, and read by nobody."""
+    source, sink = os.pipe()
+    os.set_blocking(sink, False)
+    for size in (4096, 1):
+        with suppress(BlockingIOError):
+            while True:
+                os.write(sink, b"x" * size)
+    os.set_blocking(sink, True)
+    yield sink
+    os.close(source)
+    os.close(sink)
+
+
+@pytest.mark.parametrize("flags", [[], ["--log-format", "json"]], ids=["text", "json"])
+def test_it_serves_and_ends_where_nobody_reads_what_it_writes(tmp_path, port, unread, flags):
+    script = Path(__file__).with_name("launched_server.py")
+    words = [sys.executable, str(script), "none", str(tmp_path), f"127.0.0.1:{port}", *flags]
+    with subprocess.Popen(words, stderr=unread) as process:
+        try:
+            until_healthy(port)
+            process.terminate()
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+
+
+def test_signals_that_were_blocked_before_end_it_too(tmp_path, port):
+    script = Path(__file__).with_name("launched_server.py")
+    code = (
+        "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); "
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    words = [sys.executable, "-c", code, str(script), "none", str(tmp_path), f"127.0.0.1:{port}"]
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as process:
         try:
             until_healthy(port)
             process.terminate()

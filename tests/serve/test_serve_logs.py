@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pytest
 
+from poot_serve import logs
 from poot_serve.logs import JsonFormatter, TextFormatter, request_id
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
@@ -105,6 +108,32 @@ def test_all_that_is_written_becomes_json():
     assert "UserWarning: old" in by_logger["py.warnings"][0]
     (uncaught,) = [entry for entry in told if entry["logger"] == "poot_serve"]
     assert uncaught["level"] == "critical" and "IndexError" in uncaught["exception"]
+
+
+def test_lines_that_nobody_reads_are_lost_and_keep_nobody_waiting(monkeypatch):
+    monkeypatch.setattr(logs, "MOST_WAITING", 100)
+    monkeypatch.setattr(logs, "DRAIN_SECONDS", 0.05)
+    source, sink = os.pipe()
+    with os.fdopen(source, "rb") as read, ThreadPoolExecutor(1) as other:
+        with os.fdopen(sink, "w", encoding="utf-8") as out:
+            outlet = logs.Outlet(out)
+            for number in range(1000):
+                outlet.write(f"{number} {'x' * 2000}\n")
+            outlet.drain()  # in vain
+            monkeypatch.setattr(logs, "DRAIN_SECONDS", 60.0)
+            got = other.submit(read.read)
+            outlet.drain()
+            outlet.write("after \udcff\n")
+            outlet.close()
+        text = got.result().decode()
+    *lines, last = text.splitlines()
+    kept = [int(line.split()[0]) for line in lines if line.endswith("x")]
+    lost = [int(line.split()[0]) for line in lines if line.endswith("lines of the log are lost, since nobody read it")]
+    assert kept == list(range(len(kept)))
+    assert len(kept) >= 100
+    assert (len(lost), sum(lost)) == (1, 1000 - len(kept))
+    assert len(kept) + len(lost) == len(lines)
+    assert last == r"after \udcff"
 
 
 def test_lines_of_a_request_carry_its_id(served, caplog):

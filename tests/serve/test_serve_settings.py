@@ -311,7 +311,7 @@ def test_a_directory_is_no_key_file(model, tmp_path):
 
 
 def test_log_level():
-    assert log_level({}) == "INFO" and log_level({"POOT_LOG": "Debug"}) == "DEBUG"
+    assert log_level({}) == log_level({"POOT_LOG": ""}) == "INFO" and log_level({"POOT_LOG": "Debug"}) == "DEBUG"
     with pytest.raises(SettingsError, match="POOT_LOG"):
         log_level({"POOT_LOG": "loud"})
 
@@ -346,3 +346,12 @@ def test_what_a_terminal_cannot_show_is_escaped():
         timeout=60,
     )
     assert done.stdout == "\\u2581\n"
+
+
+def test_a_working_directory_that_is_gone(tmp_path, monkeypatch):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(SettingsError, match="working directory is gone"):
+        parse(["."])

@@ -9,11 +9,14 @@ import io
 import os
 import sys
 from contextlib import suppress
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from poot_serve import __version__
 from poot_serve.errors import SettingsError, StartUpError
 from poot_serve.settings import Settings, help_text, log_level, parse
+
+if TYPE_CHECKING:
+    from poot_serve.logs import Outlet
 
 
 def main() -> None:
@@ -60,11 +63,11 @@ def run(arguments: list[str]) -> int:
         return 2
     from poot_serve.logs import logging_to_stderr
 
-    with logging_to_stderr(level, settings.log_format):
-        return _serve(settings)
+    with logging_to_stderr(level, settings.log_format) as outlet:
+        return _serve(settings, outlet)
 
 
-def _serve(settings: Settings) -> int:
+def _serve(settings: Settings, outlet: Outlet) -> int:
     import logging
     from contextlib import closing
 
@@ -79,12 +82,13 @@ def _serve(settings: Settings) -> int:
         with closing(EarlyLaunch(config)) as launch_engine:
             from poot_serve.launch import launch  # takes a second, in which the engine begins
 
-            return launch(settings, launch_engine)
+            # What is said of the start goes beside the log; where that is JSON, through it.
+            return launch(settings, launch_engine, sys.stderr if settings.log_format == "json" else outlet)
     except StartUpError as error:
         if settings.log_format == "json":
             logging.getLogger("poot_serve").critical("%s", error)
         else:
-            _print(f"poot-serve: {error}\n", sys.stderr)
+            outlet.write(f"poot-serve: {error}\n")
         return 2 if isinstance(error, SettingsError) else 1
     except Exception:
         logging.getLogger("poot_serve").critical("the server failed", exc_info=True)

@@ -18,6 +18,8 @@ def end_at_once(number: int, frame: object = None) -> None:
 
 
 def signals_end_at_once() -> None:
-    """From now on. In the main thread; until something else takes the signals."""
+    """From now on. In the main thread; until something else takes the signals, also where they were blocked before."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end_at_once)

@@ -6,11 +6,10 @@ import asyncio
 import gc
 import logging
 import signal
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import Any, TextIO
 
 from poot_batch.errors import EngineError, StartError
 from poot_batch.process.interface import EngineClient
@@ -23,6 +22,7 @@ from poot_serve.ending import end_at_once
 from poot_serve.errors import AddressError, SettingsError, StartUpError
 from poot_serve.listen import allow_files, make_server, probe, until_open
 from poot_serve.listening_socket import bound_writes
+from poot_serve.logs import Outlet
 from poot_serve.lower.conversation import no_template
 from poot_serve.progress import Progress
 from poot_serve.service import Service
@@ -35,13 +35,14 @@ ENGINE_CHECK_SECONDS = 0.5
 EXIT_LOST = 1
 
 
-def launch(settings: Settings, launch_engine: Callable[[], Child]) -> int:
+def launch(settings: Settings, launch_engine: Callable[[], Child], out: TextIO | Outlet) -> int:
     """Serves until a signal ends it; returns the exit code. Raises StartUpError (SettingsError for a bad template).
 
-    `launch_engine` starts the engine's process, and another in the place of one that was lost.
+    `launch_engine` starts the engine's process, and another in the place of one that was lost. How far the start has
+    come is shown on `out`.
     """
     probe(settings.listener)
-    return _run(_serve(settings, launch_engine))
+    return _run(_serve(settings, launch_engine, Progress(out)))
 
 
 def _run(main: Coroutine[Any, Any, int]) -> int:
@@ -82,10 +83,10 @@ def load_text(settings: Settings) -> TextModel:
     return replace(text, chat_template=template, template_problem=None)
 
 
-async def _serve(settings: Settings, launch_engine: Callable[[], Child]) -> int:
+async def _serve(settings: Settings, launch_engine: Callable[[], Child], progress: Progress) -> int:
     signals = _Signals()
     settings = await asyncio.to_thread(fetched, settings)
-    service = await _start(settings, launch_engine)
+    service = await _start(settings, launch_engine, progress)
     probe(settings.listener)
     signals.may_drain()
     allow_files(settings.max_connections)
@@ -114,10 +115,9 @@ async def _serve(settings: Settings, launch_engine: Callable[[], Child]) -> int:
     return code
 
 
-async def _start(settings: Settings, launch_engine: Callable[[], Child]) -> Service:
+async def _start(settings: Settings, launch_engine: Callable[[], Child], progress: Progress) -> Service:
     """Starts the engine and loads the text side at once. Raises StartUpError."""
     began = time.monotonic()
-    progress = Progress(sys.stderr)
     loading = asyncio.create_task(asyncio.to_thread(load_text, settings))
     starting = asyncio.create_task(start_supervised(settings.engine_config(), progress=progress, launch=launch_engine))
     await asyncio.wait({loading, starting}, return_when=asyncio.FIRST_EXCEPTION)

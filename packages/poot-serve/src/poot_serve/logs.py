@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from queue import SimpleQueue
 from types import TracebackType
 from typing import TextIO
 
@@ -20,6 +21,8 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 STDERR = 2
 JOIN_SECONDS = 1.0
+DRAIN_SECONDS = 1.0
+MOST_WAITING = 1000
 MAX_LINE_BYTES = 1 << 16
 _READ_BYTES = 1 << 16
 _LINE_END = re.compile(rb"[\r\n]+")
@@ -29,14 +32,17 @@ _log = logging.getLogger("poot_serve")
 
 
 @contextmanager
-def logging_to_stderr(level: str, log_format: str) -> Iterator[None]:
+def logging_to_stderr(level: str, log_format: str) -> Iterator[Outlet]:
     """Logs at `level` and above go to standard error until the block ends, as "text" or as "json".
+
+    The outlet is for what else is told there, in the order of the logs if they are text.
 
     With "json" so does everything else that this process and its children write there: each line becomes an object
     of the logger "stderr". Exceptions that nothing catches are logged, and so are warnings.
     """
     relay = _Relay() if log_format == "json" else None
-    handler = _Handler(sys.stderr if relay is None else relay.out)
+    outlet = Outlet(sys.stderr if relay is None else relay.out)
+    handler = _Handler(outlet)
     handler.setFormatter(TextFormatter() if relay is None else JsonFormatter())
     root = logging.getLogger()
     before = root.level, sys.excepthook, threading.excepthook
@@ -49,7 +55,7 @@ def logging_to_stderr(level: str, log_format: str) -> Iterator[None]:
     if relay is not None:
         relay.start()
     try:
-        yield
+        yield outlet
     finally:
         if relay is not None:
             relay.stop()
@@ -58,17 +64,87 @@ def logging_to_stderr(level: str, log_format: str) -> Iterator[None]:
         root.setLevel(before[0])
         root.removeHandler(handler)
         handler.close()
+        outlet.close()
         if relay is not None:
             with suppress(OSError):  # nobody reads what was left
                 relay.out.close()
 
 
-class _Handler(logging.StreamHandler[TextIO]):
-    """A line that cannot be written is lost: to tell standard error of it, as logging does, is to tell the relay, which
-    would log that too."""
+class Outlet:
+    """Texts go out in a thread of its own, so that a reader that does not read keeps nobody else waiting.
 
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Nothing."""
+    A text that cannot be written is lost, and so are texts while MOST_WAITING wait; how many, is told in the end.
+    """
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        try:
+            self._number: int | None = out.fileno()
+        except (OSError, ValueError):  # a stream of a test's, say
+            self._number = None
+        # Of this queue a signal's handler may put something while the same thread does.
+        self._waiting: SimpleQueue[str | threading.Event | None] = SimpleQueue()
+        self._lost = 0
+        self._thread = threading.Thread(target=self._run, name="stderr writer", daemon=True)
+        self._thread.start()
+
+    def isatty(self) -> bool:
+        return self._out.isatty()
+
+    def write(self, text: str) -> None:
+        if self._waiting.qsize() < MOST_WAITING:
+            self._waiting.put(text)
+        else:
+            self._lost += 1
+
+    def flush(self) -> None:
+        """Nothing: texts are on their way."""
+
+    def drain(self) -> None:
+        """Waits until what has been written is out, for DRAIN_SECONDS at most."""
+        written = threading.Event()
+        self._waiting.put(written)
+        written.wait(DRAIN_SECONDS)
+
+    def close(self) -> None:
+        self.drain()
+        self._waiting.put(None)
+
+    def _run(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            lost, self._lost = self._lost, 0
+            told = f"{lost} lines of the log are lost, since nobody read it\n" if lost else ""
+            with suppress(OSError, ValueError):
+                self._put(item + told)
+
+    def _put(self, text: str) -> None:
+        if self._number is None:
+            self._out.write(text)
+            self._out.flush()
+            return
+        # Not by the stream: whoever flushes it would wait for its lock.
+        data = memoryview(text.encode(self._out.encoding or "utf-8", "backslashreplace"))
+        while data:
+            data = data[os.write(self._number, data) :]
+
+
+class _Handler(logging.Handler):
+    """Lines through an outlet. One that cannot be made is lost: to tell standard error of it, as logging does, is to
+    tell the relay, which would log that too."""
+
+    def __init__(self, outlet: Outlet) -> None:
+        super().__init__()
+        self._outlet = outlet
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(Exception):  # a message whose arguments do not fit
+            self._outlet.write(self.format(record) + "\n")
+
+    def flush(self) -> None:
+        self._outlet.drain()
 
 
 class TextFormatter(logging.Formatter):

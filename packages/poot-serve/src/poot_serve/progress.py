@@ -6,6 +6,8 @@ import threading
 from contextlib import suppress
 from typing import TextIO
 
+from poot_serve.logs import Outlet
+
 BAR_CHARS = 30
 
 
@@ -15,7 +17,7 @@ class Progress:
     What cannot be written is lost: a start does not end for a full disk.
     """
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: TextIO | Outlet) -> None:
         self._out = out
         self._terminal = out.isatty()
         self._lock = threading.Lock()

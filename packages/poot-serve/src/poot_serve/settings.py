@@ -133,7 +133,10 @@ def _name(model: Path | HubId) -> str:
     """What the API calls it: an id as it is, a file's stem, a directory's name."""
     if isinstance(model, HubId):
         return str(model)
-    directory = model if model.name not in ("", "..") else model.resolve()
+    try:
+        directory = model if model.name not in ("", "..") else model.resolve()
+    except OSError as error:
+        raise SettingsError(f"MODEL {str(model)!r}: the working directory is gone; name the model in full") from error
     return model.stem if model.is_file() else directory.name
 
 
@@ -171,7 +174,7 @@ def demonstration_model() -> Path:
 
 def log_level(environment: Mapping[str, str] = os.environ) -> str:
     """The name of a logging level, from POOT_LOG, the one variable that is read: error, warning, info or debug."""
-    text = environment.get("POOT_LOG", "info").lower()
+    text = environment.get("POOT_LOG", "").lower() or "info"
     if text not in LOG_LEVELS:
         raise SettingsError(f"POOT_LOG is {text!r}; it takes error, warning, info or debug")
     return LOG_LEVELS[text]

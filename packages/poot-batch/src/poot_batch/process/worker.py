@@ -23,6 +23,7 @@ from poot_batch.faults import reach
 from poot_batch.process import frames
 from poot_batch.process.lifeline import Pulse, hold
 from poot_batch.request import Output
+from poot_executor.devices.private_folder import remove_temporary
 
 _READ_BYTES = 1 << 18
 # What arrivals may add to the gap between two steps. Only the largest requests take longer to be taken in.
@@ -33,6 +34,7 @@ _OUTBOX_LIMIT = 16 * 2**20
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 after a shutdown, 1 when the engine could not start or gave up."""
+    _leave_what_is_gone()
     channel, lifeline = (_own(int(number)) for number in arguments[:2])
     pulse = Pulse()
     hold(lifeline, int(arguments[2]), pulse)
@@ -55,6 +57,15 @@ def main(arguments: list[str]) -> int:
         return _Loop(engine, peer, pulse).run()
     finally:
         engine.close()
+        channel.close()
+
+
+def _leave_what_is_gone() -> None:
+    """A working directory that was deleted, say by a new release of a service: torch's libraries do not load there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        os.chdir(os.sep)
 
 
 def _own(number: int) -> socket.socket:
@@ -248,5 +259,6 @@ class _Loop:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stderr.flush()
+    remove_temporary()
     # Taking apart what stands on a device that failed can hang or abort, and on one that did not takes seconds.
     os._exit(code)

@@ -25,6 +25,12 @@ def private_folder(name: str) -> Path:
     return path
 
 
+def remove_temporary() -> None:
+    """The one that serves where the other cannot be had, by a process that ends without taking itself apart."""
+    if _temporary.cache_info().currsize:
+        _temporary().cleanup()
+
+
 @cache
 def _temporary() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="poot-", ignore_cleanup_errors=True)

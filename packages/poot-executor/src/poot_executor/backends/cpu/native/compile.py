@@ -51,9 +51,13 @@ def _compile(compiler: str, sources: list[Path], target: Path) -> None:
             run = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
             if run.returncode:
                 raise CompileError(f"{compiler} failed: {run.stderr.decode(errors='replace').strip()[:500]}")
-            keep(target, made.read_bytes())
+            library = made.read_bytes()
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CompileError(f"{compiler} did not run: {error}") from error
+    try:
+        keep(target, library)
+    except OSError as error:
+        raise CompileError(f"{target} cannot be written: {error}; what is in its place may be deleted") from error
 
 
 def _version(compiler: str) -> bytes:
