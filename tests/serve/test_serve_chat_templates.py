@@ -328,8 +328,10 @@ def test_a_template_that_takes_long_delays_nothing_but_chats(serving, text, even
 
 def test_a_start_logs_that_chats_will_be_refused(monkeypatch, caplog, engine, text):
     import asyncio
+    import io
 
     from poot_serve import launch
+    from poot_serve.progress import Progress
 
     async def start_supervised(config, *, progress, launch):
         return engine
@@ -339,7 +341,7 @@ def test_a_start_logs_that_chats_will_be_refused(monkeypatch, caplog, engine, te
     monkeypatch.setattr(launch, "load_text", lambda settings: unusable)
     settings = Settings(model=Path("x.gguf"), model_name="x", listener=Listener("127.0.0.1", 80))
     with caplog.at_level(logging.INFO, logger="poot_serve"):
-        service = asyncio.run(launch._start(settings, None))
+        service = asyncio.run(launch._start(settings, None, Progress(io.StringIO())))
     service.close()
     (line,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert line.getMessage() == (
