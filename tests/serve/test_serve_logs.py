@@ -46,6 +46,44 @@ def record(message: str, *arguments: object, **fields: object) -> logging.LogRec
     return made
 
 
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_log_says_how_much_of_it_is_lost(log_format):
+    """In its own format. Nobody reads it until all has been said."""
+    program = f"""
+import logging, os
+from poot_serve import logs
+logs.MOST_WAITING, logs.DRAIN_SECONDS = 10, 0.05
+read, write = os.pipe()
+kept = os.dup(2)
+os.dup2(write, 2)
+with logs.logging_to_stderr("INFO", "{log_format}"):
+    for number in range(300):
+        logging.getLogger("poot_serve.test").info("line %d %s", number, "x" * 2000)
+    logging.getLogger().handlers[-1].flush()
+    logs.DRAIN_SECONDS = 20.0
+    import threading
+    def copy():
+        while data := os.read(read, 1 << 16):
+            os.write(kept, data)
+    threading.Thread(target=copy, daemon=True).start()
+    logging.getLogger().handlers[-1].flush()
+    logging.getLogger("poot_serve.test").info("last")
+    logging.getLogger().handlers[-1].flush()
+import time
+time.sleep(0.2)
+os._exit(0)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=True)
+    lines = ended.stderr.decode().splitlines()
+    if log_format == "json":
+        lines = [json.loads(line)["message"] for line in lines]
+    (told,) = [line for line in lines if "nobody read the log" in line]
+    lost = int(re.search(r"(\d+) lines are lost", told)[1])
+    assert lost + sum("xxx" in line for line in lines) == 300
+    assert lost > 100
+    assert sum(line.endswith("last") for line in lines) == 1
+
+
 @pytest.fixture
 def within_a_request():
     token = request_id.set("req_7")
@@ -116,7 +154,7 @@ def test_lines_that_nobody_reads_are_lost_and_keep_nobody_waiting(monkeypatch):
     source, sink = os.pipe()
     with os.fdopen(source, "rb") as read, ThreadPoolExecutor(1) as other:
         with os.fdopen(sink, "w", encoding="utf-8") as out:
-            outlet = logs.Outlet(out)
+            outlet = logs.Outlet(out, lambda lost: json.dumps({"lost": lost}))
             for number in range(1000):
                 outlet.write(f"{number} {'x' * 2000}\n")
             outlet.drain()  # in vain
@@ -128,7 +166,7 @@ def test_lines_that_nobody_reads_are_lost_and_keep_nobody_waiting(monkeypatch):
         text = got.result().decode()
     *lines, last = text.splitlines()
     kept = [int(line.split()[0]) for line in lines if line.endswith("x")]
-    lost = [int(line.split()[0]) for line in lines if line.endswith("lines of the log are lost, since nobody read it")]
+    lost = [json.loads(line)["lost"] for line in lines if line.startswith("{")]
     assert kept == list(range(len(kept)))
     assert len(kept) >= 100
     assert (len(lost), sum(lost)) == (1, 1000 - len(kept))

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -41,9 +41,10 @@ def logging_to_stderr(level: str, log_format: str) -> Iterator[Outlet]:
     of the logger "stderr". Exceptions that nothing catches are logged, and so are warnings.
     """
     relay = _Relay() if log_format == "json" else None
-    outlet = Outlet(sys.stderr if relay is None else relay.out)
+    formatter = TextFormatter() if relay is None else JsonFormatter()
+    outlet = Outlet(sys.stderr if relay is None else relay.out, lambda lost: formatter.format(_loss(lost)))
     handler = _Handler(outlet)
-    handler.setFormatter(TextFormatter() if relay is None else JsonFormatter())
+    handler.setFormatter(formatter)
     root = logging.getLogger()
     before = root.level, sys.excepthook, threading.excepthook
     root.addHandler(handler)
@@ -73,11 +74,12 @@ def logging_to_stderr(level: str, log_format: str) -> Iterator[Outlet]:
 class Outlet:
     """Texts go out in a thread of its own, so that a reader that does not read keeps nobody else waiting.
 
-    A text that cannot be written is lost, and so are texts while MOST_WAITING wait; how many, is told in the end.
+    A text that cannot be written is lost, and so are texts while MOST_WAITING wait. Of so many, `tell` makes a line,
+    which goes out with the next.
     """
 
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
+    def __init__(self, out: TextIO, tell: Callable[[int], str]) -> None:
+        self._out, self._tell = out, tell
         try:
             self._number: int | None = out.fileno()
         except (OSError, ValueError):  # a stream of a test's, say
@@ -116,9 +118,8 @@ class Outlet:
                 item.set()
                 continue
             lost, self._lost = self._lost, 0
-            told = f"{lost} lines of the log are lost, since nobody read it\n" if lost else ""
             with suppress(OSError, ValueError):
-                self._put(item + told)
+                self._put(item + (f"{self._tell(lost)}\n" if lost else ""))
 
     def _put(self, text: str) -> None:
         if self._number is None:
@@ -129,6 +130,11 @@ class Outlet:
         data = memoryview(text.encode(self._out.encoding or "utf-8", "backslashreplace"))
         while data:
             data = data[os.write(self._number, data) :]
+
+
+def _loss(lost: int) -> logging.LogRecord:
+    said = "%d lines are lost: nobody read the log"
+    return logging.LogRecord(_log.name, logging.WARNING, __file__, 0, said, (lost,), None)
 
 
 class _Handler(logging.Handler):
