@@ -36,9 +36,7 @@ def start(tmp_path, port):
     started: list[subprocess.Popen[str]] = []
 
     def make(fault: str, *flags: str) -> subprocess.Popen[str]:
-        script = Path(__file__).with_name("launched_server.py")
-        arguments = [sys.executable, str(script), fault, str(tmp_path), f"127.0.0.1:{port}", *flags]
-        process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen([*served(tmp_path, port, fault), *flags], stderr=subprocess.PIPE, text=True)
         started.append(process)
         return process
 
@@ -182,15 +180,7 @@ def test_a_signal_while_modules_load_leaves_no_engine(start, engine, number):
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-", "2>/dev/full", ">/dev/full"])
 @pytest.mark.parametrize("flags", [[], ["--log-format", "json"]], ids=["text", "json"])
 def test_it_serves_where_nobody_takes_what_it_writes(tmp_path, port, closed, flags):
-    script = Path(__file__).with_name("launched_server.py")
-    words = [sys.executable, str(script), "none", str(tmp_path), f"127.0.0.1:{port}", *flags]
-    with subprocess.Popen(["sh", "-c", f'exec "$0" "$@" {closed}', *words]) as process:
-        try:
-            until_healthy(port)
-            process.terminate()
-            assert process.wait(20) == 0
-        finally:
-            process.kill()
+    serves_and_ends(port, ["sh", "-c", f'exec "$0" "$@" {closed}', *served(tmp_path, port), *flags])
 
 
 @pytest.fixture
@@ -210,25 +200,25 @@ def unread():
 
 @pytest.mark.parametrize("flags", [[], ["--log-format", "json"]], ids=["text", "json"])
 def test_it_serves_and_ends_where_nobody_reads_what_it_writes(tmp_path, port, unread, flags):
-    script = Path(__file__).with_name("launched_server.py")
-    words = [sys.executable, str(script), "none", str(tmp_path), f"127.0.0.1:{port}", *flags]
-    with subprocess.Popen(words, stderr=unread) as process:
-        try:
-            until_healthy(port)
-            process.terminate()
-            assert process.wait(20) == 0
-        finally:
-            process.kill()
+    serves_and_ends(port, [*served(tmp_path, port), *flags], stderr=unread)
 
 
 def test_signals_that_were_blocked_before_end_it_too(tmp_path, port):
-    script = Path(__file__).with_name("launched_server.py")
     code = (
         "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); "
-        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+        "os.execv(sys.argv[1], sys.argv[1:])"
     )
-    words = [sys.executable, "-c", code, str(script), "none", str(tmp_path), f"127.0.0.1:{port}"]
-    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as process:
+    serves_and_ends(port, [sys.executable, "-c", code, *served(tmp_path, port)])
+
+
+def served(tmp_path: Path, port: int, fault: str = "none") -> list[str]:
+    """The command that starts the program."""
+    script = Path(__file__).with_name("launched_server.py")
+    return [sys.executable, str(script), fault, str(tmp_path), f"127.0.0.1:{port}"]
+
+
+def serves_and_ends(port: int, command: list[str], stderr: int | None = None) -> None:
+    with subprocess.Popen(command, stderr=stderr) as process:
         try:
             until_healthy(port)
             process.terminate()

@@ -35,10 +35,9 @@ _log = logging.getLogger("poot_serve")
 def logging_to_stderr(level: str, log_format: str) -> Iterator[Outlet]:
     """Logs at `level` and above go to standard error until the block ends, as "text" or as "json".
 
-    The outlet is for what else is told there, in the order of the logs if they are text.
-
     With "json" so does everything else that this process and its children write there: each line becomes an object
-    of the logger "stderr". Exceptions that nothing catches are logged, and so are warnings.
+    of the logger "stderr". Exceptions that nothing catches are logged, and so are warnings. The outlet is for what else
+    is told there beside a log of text, in its order.
     """
     relay = _Relay() if log_format == "json" else None
     formatter = TextFormatter() if relay is None else JsonFormatter()

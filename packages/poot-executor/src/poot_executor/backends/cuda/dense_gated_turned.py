@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from operator import itemgetter
 from typing import Any
 
@@ -86,6 +87,7 @@ def _tiling(tiles: int, rows: int, n: int, clusters: int) -> tuple[float, Turned
     return -(-groups * tiles // clusters) * row, TurnedTiling(each, tiles, groups * group, 0)
 
 
+@cache  # a step has as many products as layers, and one size
 def turned_tiling(rows: int, n: int, processors: int) -> TurnedTiling:
     """Few tiles of rows, all of one size; as few lines in the last turn as all clusters can share."""
     fewest, clusters = -(-rows // _MOST_ROWS), max(1, processors // _CLUSTER)
